@@ -1,0 +1,57 @@
+"""notebook_accel: train a PyTorch loop on everything you have, without leaving the notebook.
+
+Public names resolve lazily, so that importing the package imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Accelerator": "runtime.accelerator",
+    "ConfigError": "errors",
+    "LaunchError": "errors",
+    "RunInterrupted": "errors",
+    "RunResult": "launch.result",
+    "RunTimeout": "errors",
+    "StopRun": "errors",
+    "WorkerDied": "errors",
+    "WorkerFailed": "errors",
+    "debug_launcher": "launch.launcher",
+    "notebook_launcher": "launch.launcher",
+    "set_seed": "ranks.seeding",
+    "shutdown": "launch.forkserver",
+}
+
+__all__ = sorted([*_WHERE, "__version__"])
+
+if TYPE_CHECKING:
+    from notebook_accel.errors import (
+        ConfigError,
+        LaunchError,
+        RunInterrupted,
+        RunTimeout,
+        StopRun,
+        WorkerDied,
+        WorkerFailed,
+    )
+    from notebook_accel.launch.forkserver import shutdown
+    from notebook_accel.launch.launcher import debug_launcher, notebook_launcher
+    from notebook_accel.launch.result import RunResult
+    from notebook_accel.ranks.seeding import set_seed
+    from notebook_accel.runtime.accelerator import Accelerator
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""What is wanted: values that cross the fork downwards. No torch here."""

@@ -1,0 +1,106 @@
+"""Every error a person can meet, drawn as one tree; each says what, why and what to do.
+
+    Explained
+    ├── ConfigError (ValueError)       a value that was asked for cannot be
+    ├── LaunchError (RuntimeError)     a launch cannot start, or ended without the user's own exception
+    │   ├── WorkerDied                 a rank left without a word: signal, exit code, early return
+    │   ├── WorkerFailed               a rank raised something that could not travel back as itself
+    │   └── RunTimeout (TimeoutError)  the run took longer than ``timeout_s``
+    └── RuntimeMisuse (RuntimeError)   the training loop calls something in a way that cannot be right
+
+    KeyboardInterrupt
+    ├── StopRun                        raised inside a worker, at a step that all ranks agreed on
+    └── RunInterrupted                 raised in the kernel; ``result`` is the partial result
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+class Explained(Exception):
+    """An error in three parts: a fact with its numbers, the mechanism behind it, what to do now.
+
+    Errors: construct subclasses, never this class itself.
+    """
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__(what, why, fix)
+        self.what = what
+        self.why = why
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.fix:
+            lines.append(f"  do:  {self.fix}")
+        return "\n".join(lines)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints in the cell: the three lines instead of a wall of frames."""
+        if os.environ.get("NOTEBOOK_ACCEL_TRACE"):
+            import traceback
+
+            return traceback.format_exception(type(self), self, self.__traceback__)
+        return [f"{type(self).__name__}: {self}"]
+
+
+class ConfigError(Explained, ValueError):
+    """A wanted value that cannot be: unknown precision, impossible process count, bad arguments."""
+
+
+class LaunchError(Explained, RuntimeError):
+    """A launch that cannot start, or that ended without an exception of the user's own."""
+
+
+class WorkerDied(LaunchError):
+    """A rank left without returning: killed by a signal, ``sys.exit``, or an early return."""
+
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", rank: int = -1, exit_code: int = 0
+    ) -> None:
+        super().__init__(what, why, fix)
+        self.rank = rank
+        self.exit_code = exit_code
+
+
+class WorkerFailed(LaunchError):
+    """A rank raised an exception that could not travel back as itself.
+
+    ``worker_traceback`` is the text of the traceback in the worker.
+    """
+
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", rank: int = -1, worker_traceback: str = ""
+    ) -> None:
+        super().__init__(what, why, fix)
+        self.rank = rank
+        self.worker_traceback = worker_traceback
+
+
+class RunTimeout(LaunchError, TimeoutError):
+    """The run took longer than ``timeout_s``; ``result`` holds what was there."""
+
+    result: Any = None
+
+
+class RuntimeMisuse(Explained, RuntimeError):
+    """The training loop calls something in a way that cannot be right."""
+
+
+class StopRun(KeyboardInterrupt):
+    """Raised inside a worker when the run was asked to stop, so that ``finally`` blocks run."""
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Raised in the kernel after an interrupted run; ``result`` is the partial result."""
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"RunInterrupted: {self}"]

@@ -1,0 +1,1 @@
+"""What happens: values that cross the fork upwards. No torch here."""

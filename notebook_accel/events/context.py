@@ -1,0 +1,59 @@
+"""What a worker can see of its run: who it is, its pen, its flags. The one ambient state.
+
+``launch.worker`` sets it before the user's function runs; the runtime reads it through
+``current()``. Outside a launched worker it is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from notebook_accel.config.placement import Placement
+from notebook_accel.events.emitter import Emitter
+
+
+class Flags(Protocol):
+    """The shared page by which the kernel asks; read by workers, written by the kernel."""
+
+    @property
+    def stop(self) -> bool:
+        """True once the run was asked to stop."""
+        ...
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """One worker's view of its run.
+
+    ``settings`` are the resolved settings the launch gave explicitly (``mixed_precision`` ...);
+    a missing key was not given. ``at_exit`` functions run after the user's function, newest first
+    (the runtime leaves its process group there).
+    """
+
+    placement: Placement
+    emitter: Emitter
+    flags: Flags
+    settings: dict[str, Any]
+    at_exit: list[Callable[[], None]] = field(default_factory=list)
+
+
+_context: ContextVar[WorkerContext | None] = ContextVar("notebook_accel_worker", default=None)
+
+
+def current() -> WorkerContext | None:
+    """The context of the launched worker this code runs in, or None."""
+    return _context.get()
+
+
+def enter(context: WorkerContext) -> None:
+    """Make ``context`` current for the rest of this process; called once, by the worker's door."""
+    _context.set(context)
+
+
+# Objects that must not travel back as they are: type -> function giving what travels instead.
+# The runtime registers its wrappers here (a prepared optimizer travels as the plain one); the
+# launch side's encoder reads it, so that neither imports the other.
+encoders: dict[type, Callable[[Any], Any]] = {}

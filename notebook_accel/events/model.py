@@ -1,0 +1,116 @@
+"""What happens in a run: the events that workers send to the kernel.
+
+Plain data, standard library only. Events travel in one direction, from a worker to the kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Started:
+    """A rank is about to call the user's function."""
+
+    rank: int
+    pid: int
+    device: str
+    num_threads: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """Whole lines that a rank wrote to its stdout or stderr, without a tag.
+
+    ``announced`` marks lines of ``accelerator.print``: they speak for the run, not for a rank.
+    """
+
+    rank: int
+    stream: str
+    text: str
+    announced: bool = False
+
+
+@dataclass(frozen=True)
+class Display:
+    """A rich output (``display()``, a widget message) to be republished by the kernel."""
+
+    rank: int
+    msg_type: str
+    content: dict[str, Any]
+    metadata: dict[str, Any]
+    buffers: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Points of named series: (name, optimizer step, value)."""
+
+    rank: int
+    points: list[tuple[str, int, float]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a rank is in its training loop; only the newest one matters.
+
+    ``step`` counts finished optimizer steps, ``epoch`` passes over the training loader (from 0),
+    ``batch`` of ``num_batches`` (None when unknown) batches of this pass have been taken, and
+    ``samples`` training samples have been seen by this rank since the start.
+    """
+
+    rank: int
+    step: int
+    epoch: int = 0
+    batch: int = 0
+    num_batches: int | None = None
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A rank's function returned (or was stopped); its encoded value lies in its result file."""
+
+    rank: int
+    num_bytes: int
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a worker's traceback, newest last."""
+
+    filename: str
+    lineno: int
+    name: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank's function raised. ``num_bytes`` of its result file hold the encoded exception.
+
+    ``is_comm`` marks an error that a peer's death explains ("connection closed by peer").
+    """
+
+    rank: int
+    type_name: str
+    message: str
+    frames: list[Frame]
+    text: str
+    is_comm: bool = False
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A rank's process ended: its exit code, negative for a signal. Made by the kernel."""
+
+    rank: int
+    code: int
+
+
+Event = (
+    Started | Output | Display | Metrics | Progress | Returned | Failed | Exited
+)

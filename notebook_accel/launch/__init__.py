@@ -1,0 +1,1 @@
+"""From a function to results: starts workers, watches them, ends them. Kernel side."""

@@ -1,0 +1,1 @@
+"""Who is there, and what ranks say to each other. Worker side."""

@@ -1,0 +1,1 @@
+"""What a training loop holds in its hand. Worker side."""

@@ -1,0 +1,1 @@
+"""How a model lies across ranks: wishes become engines. Worker side."""

@@ -1,0 +1,1 @@
+"""From events to eyes and from clicks to config. Kernel side."""
