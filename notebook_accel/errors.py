@@ -6,7 +6,9 @@
     │   ├── WorkerDied                 a rank left without a word: signal, exit code, early return
     │   ├── WorkerFailed               a rank raised something that could not travel back as itself
     │   └── RunTimeout (TimeoutError)  the run took longer than ``timeout_s``
-    └── RuntimeMisuse (RuntimeError)   the training loop calls something in a way that cannot be right
+    ├── RuntimeMisuse (RuntimeError)   the training loop calls something in a way that cannot be right
+    ├── MissingPackage (ImportError)   an optional package that this call needs is not installed
+    └── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
 
     KeyboardInterrupt
     ├── StopRun                        raised inside a worker, at a step that all ranks agreed on
@@ -89,6 +91,14 @@ class RunTimeout(LaunchError, TimeoutError):
 
 class RuntimeMisuse(Explained, RuntimeError):
     """The training loop calls something in a way that cannot be right."""
+
+
+class MissingPackage(Explained, ImportError):
+    """An optional package that this call needs is not installed."""
+
+
+class NoSuchSeries(Explained, KeyError):
+    """A history was asked for a series that no rank reported."""
 
 
 class StopRun(KeyboardInterrupt):

@@ -1,0 +1,262 @@
+"""The curves of a run: points from every rank in, one mean per optimizer step out.
+
+The mean is taken here, in the kernel, so that logging costs the ranks no collective. A step
+counts once every rank that reports the series has passed it; steps that a slow pipe or an early
+end left with only some of the ranks are dropped, so each number is a mean over the same ranks.
+
+Standard library only. The cost of an event does not depend on the length of the run.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import time
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notebook_accel.errors import MissingPackage, NoSuchSeries
+from notebook_accel.events.model import Metrics, Progress, Returned
+
+_FAR = 2**62
+
+
+class Series:
+    """One curve: sums and counts by step, of which the first ``settled`` entries are final."""
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.totals = array("d")
+        self.counts = array("H")
+        self.settled = 0
+        self._newest: dict[int, tuple[int, float]] = {}  # rank -> its newest step and value
+        self._offset: dict[int, int] = {}  # rank -> steps of its earlier loops
+
+    def add(self, rank: int, step: int, value: float) -> None:
+        """Take one point; a rank that starts to count again goes on where it was."""
+        newest, old_value = self._newest.get(rank, (-1, 0.0))
+        if step + self._offset.get(rank, 0) < newest:
+            self._offset[rank] = newest  # another loop in the same function follows the last one
+        step += self._offset.get(rank, 0)
+        index = bisect_left(self.steps, step)
+        if rank not in self._newest:  # what the others said from here on was not whole yet
+            self.settled = min(self.settled, index)
+        self._newest[rank] = (step, value)
+        if index == len(self.steps) or self.steps[index] != step:
+            self.steps.insert(index, step)
+            self.totals.insert(index, value)
+            self.counts.insert(index, 1)
+        elif step != newest:
+            self.totals[index] += value
+            self.counts[index] += 1
+        elif self.counts[index] == 1:  # told twice: the last word counts
+            self.totals[index] = value
+        else:
+            self.totals[index] += value - old_value
+
+    def settle(self, finished: set[int], at_end: bool = False) -> None:
+        """Make final what all reporting ranks have passed; drop what lacks some of them.
+
+        ``finished`` ranks returned in the ordinary way: nothing is missing after their last step.
+        """
+        live = [newest for rank, (newest, _) in self._newest.items() if rank not in finished]
+        passed = _FAR if at_end or not live else min(live)
+        while self.settled < len(self.steps) and self.steps[self.settled] <= passed:
+            step = self.steps[self.settled]
+            needed = sum(
+                newest >= step or rank not in finished for rank, (newest, _) in self._newest.items()
+            )
+            if self.counts[self.settled] >= needed:
+                self.settled += 1
+            else:
+                for column in (self.steps, self.totals, self.counts):
+                    del column[self.settled]
+
+    def mean(self, index: int) -> float:
+        """The mean over the ranks at entry ``index``."""
+        return float(self.totals[index] / self.counts[index])
+
+
+class History(Mapping[str, "list[float]"]):
+    """What a run reported: ``history["loss"]`` is the curve, one number per optimizer step.
+
+    A mapping from series name to values. ``loss`` is noted by ``accelerator.backward`` (``loss/2``
+    and so on for further call sites), other names come from ``accelerator.log``. NaN and inf stay.
+
+    Errors: an unknown name raises NoSuchSeries (a KeyError) that lists the known ones.
+    """
+
+    def __init__(self, num_ranks: int = 1) -> None:
+        self.num_ranks = num_ranks
+        self._series: dict[str, Series] = {}
+        self._finished: set[int] = set()
+
+    def handle(self, event: Any) -> None:
+        """Take one event of the run."""
+        if isinstance(event, Metrics):
+            touched = set()
+            for name, step, value in event.points:
+                self._series.setdefault(name, Series()).add(event.rank, step, value)
+                touched.add(name)
+            for name in touched:
+                self._series[name].settle(self._finished)
+        elif isinstance(event, Returned) and not event.stopped:
+            self._finished.add(event.rank)
+            for series in self._series.values():
+                series.settle(self._finished)
+
+    def tick(self) -> None:
+        """Nothing is ever due."""
+
+    def close(self) -> None:
+        """The run is over: settle what is whole, drop what only some ranks reported."""
+        for series in self._series.values():
+            series.settle(self._finished, at_end=True)
+
+    def series(self, name: str) -> Series:
+        """The curve ``name`` as it is stored, for drawing."""
+        if name not in self._series:
+            known = ", ".join(self) or "none"
+            raise NoSuchSeries(
+                f"the history has no series {name!r}; it has: {known}",
+                "a series appears when accelerator.backward(loss) or accelerator.log(...) ran",
+                'read one of these names, or report it with accelerator.log({"'
+                + name
+                + '": value})',
+            )
+        return self._series[name]
+
+    def __getitem__(self, name: str) -> list[float]:
+        series = self.series(name)
+        return [series.mean(index) for index in range(series.settled)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, series in self._series.items() if series.settled])
+
+    def __len__(self) -> int:
+        return sum(series.settled > 0 for series in self._series.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._series and self._series[str(name)].settled > 0
+
+    def __repr__(self) -> str:
+        lengths = ", ".join(f"{name}: {self._series[name].settled} steps" for name in self)
+        return f"History({lengths or 'empty'})"
+
+    def steps(self, name: str) -> list[int]:
+        """The optimizer steps that belong to ``history[name]``."""
+        series = self.series(name)
+        return series.steps[: series.settled].tolist()
+
+    def last(self, name: str) -> float:
+        """The newest value of ``name``; NaN while there is none."""
+        series = self._series.get(name)
+        return series.mean(series.settled - 1) if series and series.settled else float("nan")
+
+    def rows(self) -> list[dict[str, float | int | None]]:
+        """One dict per step with all series side by side; None where a series has no value."""
+        names = list(self)
+        table: dict[int, dict[str, float | int | None]] = {}
+        for name in names:
+            for step, value in zip(self.steps(name), self[name], strict=True):
+                table.setdefault(step, {"step": step, **dict.fromkeys(names)})[name] = value
+        return [table[step] for step in sorted(table)]
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write ``rows()`` to a CSV file; an empty field where a series has no value."""
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["step", *self])
+            writer.writeheader()
+            writer.writerows(self.rows())
+
+    def to_pandas(self) -> Any:
+        """``rows()`` as a pandas DataFrame with the step as its index."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise MissingPackage(
+                "pandas is not installed in this environment",
+                "history.to_pandas() is the only part that needs it",
+                "install it with %pip install pandas, or use history.rows() or history.to_csv(...)",
+            ) from None
+        return pandas.DataFrame(self.rows(), columns=["step", *self]).set_index("step")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a run goes right now; None where nothing is known yet.
+
+    Units: per second over the last seconds; ``samples_per_s`` over all ranks.
+    """
+
+    steps_per_s: float | None = None
+    samples_per_s: float | None = None
+    pass_left_s: float | None = None
+
+
+class Rates:
+    """Where the ranks are and how fast they go, from their Progress events."""
+
+    WINDOW_S = 5.0
+    SPACING_S = 0.25
+
+    def __init__(self, num_ranks: int = 1) -> None:
+        self.num_ranks = num_ranks
+        self._newest: dict[int, Progress] = {}
+        self._marks: deque[tuple[float, int, int]] = deque()  # time, step, samples of all ranks
+        self._pass: tuple[int, float, int] | None = None  # epoch, time and batch of its first note
+        self._now = 0.0
+
+    def handle(self, event: Any, now: float | None = None) -> None:
+        """Take one event; ``now`` is its time on the monotonic clock."""
+        if not isinstance(event, Progress):
+            return
+        self._now = time.monotonic() if now is None else now
+        self._newest[event.rank] = event
+        if self._pass is None or self._pass[0] != event.epoch:
+            self._pass = (event.epoch, self._now, event.batch)
+        if len(self._newest) < self.num_ranks:
+            return  # the sum over ranks would jump when the next one arrives
+        if not self._marks or self._now - self._marks[-1][0] >= self.SPACING_S:
+            self._marks.append((self._now, self.step, self.samples))
+        while self._now - self._marks[0][0] > self.WINDOW_S:
+            self._marks.popleft()
+
+    @property
+    def newest(self) -> Progress | None:
+        """The newest word of the lowest rank that said any."""
+        return self._newest[min(self._newest)] if self._newest else None
+
+    @property
+    def step(self) -> int:
+        """The optimizer step that all reporting ranks have finished."""
+        return min((progress.step for progress in self._newest.values()), default=0)
+
+    @property
+    def samples(self) -> int:
+        """Training samples seen by all ranks together."""
+        return sum(progress.samples for progress in self._newest.values())
+
+    def pace(self) -> Pace:
+        """The pace over the last seconds, and the time left in this pass over the data."""
+        steps_per_s = samples_per_s = None
+        if self._marks and self._now > self._marks[0][0]:
+            span_s = self._now - self._marks[0][0]
+            steps_per_s = max(0, self.step - self._marks[0][1]) / span_s
+            samples_per_s = max(0, self.samples - self._marks[0][2]) / span_s
+        return Pace(steps_per_s, samples_per_s, self._pass_left_s())
+
+    def _pass_left_s(self) -> float | None:
+        progress = self.newest
+        if progress is None or self._pass is None or not progress.num_batches:
+            return None
+        _, since, first_batch = self._pass
+        done, span_s = progress.batch - first_batch, self._now - since
+        if done <= 0 or span_s <= 0:
+            return None
+        return max(0, progress.num_batches - progress.batch) * span_s / done
