@@ -1,0 +1,145 @@
+"""Calls that cannot work are refused at once, with the call to write."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextvars import copy_context
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from notebook_accel.config.placement import Placement
+from notebook_accel.errors import ConfigError, LaunchError
+from notebook_accel.events import context
+from notebook_accel.events.emitter import Emitter
+from notebook_accel.launch.preflight import check_call
+
+
+def train(model: Any, lr: float = 0.1) -> None:
+    """A user's function."""
+
+
+class Trainer:
+    def run(self, lr: float) -> None:
+        """A user's method."""
+
+    def __call__(self, lr: float) -> None:
+        """A user's callable object."""
+
+
+def refusal(*args: Any, **kwargs: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        check_call(*args, **kwargs)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (train, (1,)),
+        (train, [1, 0.2]),
+        (functools.partial(train, 1), ()),
+        (functools.partial(train, lr=2), (1,)),
+        (Trainer().run, (0.1,)),
+        (Trainer(), (0.1,)),
+        (Trainer, ()),
+        (lambda: None, ()),
+        (print, ("anything",)),
+        (dict, ()),
+    ],
+)
+def test_every_kind_of_callable_passes(function: Any, args: Any) -> None:
+    check_call(function, args)
+
+
+def test_a_function_called_too_early_is_explained() -> None:
+    error = refusal(train(1))
+    assert error.what == "the function to launch is None"
+    assert "notebook_launcher(main), not notebook_launcher(main())" in error.fix
+
+
+def test_something_that_cannot_be_called_is_named_by_its_type() -> None:
+    assert "is an int, which cannot be called" in refusal(3).what
+
+
+def test_async_and_generator_functions_run_nothing() -> None:
+    async def later() -> None: ...
+
+    def lazy() -> Any:
+        yield 1
+
+    assert refusal(later).what == "later is async, so calling it runs nothing"
+    assert refusal(lazy).what == "lazy is a generator, so calling it runs nothing"
+
+
+@pytest.mark.parametrize(
+    ("args", "fix"),
+    [
+        (5, "write notebook_launcher(train, args=(5,)), with the comma"),
+        ("abc", "write notebook_launcher(train, args=('abc',)), with the comma"),
+        (None, "write notebook_launcher(train, args=(None,)), with the comma"),
+        (object(), "write notebook_launcher(train, args=(x,)), with the comma"),
+        ({"lr": 1}, "pass named arguments in kwargs: notebook_launcher(train, kwargs={...})"),
+        ({1, 2}, "write notebook_launcher(train, args=tuple(...))"),
+        ((i for i in range(2)), "write notebook_launcher(train, args=tuple(...))"),
+    ],
+)
+def test_args_that_are_no_tuple_are_shown_as_one(args: Any, fix: str) -> None:
+    error = refusal(train, args)
+    assert error.fix == fix
+    assert error.what.startswith("args is a")
+
+
+def test_kwargs_are_a_dict_with_names() -> None:
+    check_call(train, (), {"model": 1})
+    assert refusal(train, (1,), [("lr", 1)]).what == "kwargs is a list"
+    assert refusal(train, (1,), {1: 2}).what == "kwargs has keys that are not strings"
+
+
+def test_arguments_that_do_not_fit_show_the_call_that_would() -> None:
+    error = refusal(train)
+    assert "missing a required argument: 'model'" in error.what
+    assert error.why.startswith("args has 0, kwargs has 0")
+    assert error.fix == "write notebook_launcher(train, args=(model,))"
+    assert "too many positional arguments" in refusal(train, (1, 2, 3)).what
+    assert "unexpected keyword argument 'epochs'" in refusal(train, (1,), {"epochs": 3}).what
+    assert refusal(lambda: None, (1,)).fix == "write args and kwargs to fit"
+
+
+def test_two_missing_arguments_are_both_shown() -> None:
+    def main(model: Any, loader: Any) -> None: ...
+
+    assert refusal(main, (1,)).fix == "write notebook_launcher(main, args=(model, loader))"
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "2"])
+def test_a_bad_process_count_is_a_value_error(value: Any) -> None:
+    error = refusal(train, (1,), num_processes=value)
+    assert isinstance(error, ValueError)
+    assert f"num_processes={value!r}" in error.what
+
+
+def test_environment_variables_are_strings() -> None:
+    check_call(train, (1,), env={"A": "1"})
+    assert refusal(train, (1,), env={"A": 1}).fix == 'write env={"A": "1"}'
+    assert refusal(train, (1,), env=["A=1"]).what == "env is a list"
+
+
+def test_a_launch_inside_a_worker_is_refused() -> None:
+    def inside_a_worker() -> None:
+        read_fd, write_fd = os.pipe()
+        flags = SimpleNamespace(stop=False)
+        placement = Placement(rank=1, size=2)
+        context.enter(context.WorkerContext(placement, Emitter(1, write_fd), flags, {}))
+        try:
+            check_call(train, (1,))
+        finally:
+            os.close(read_fd)
+            os.close(write_fd)
+
+    with pytest.raises(LaunchError) as caught:
+        copy_context().run(inside_a_worker)
+    assert caught.value.what == "rank 1 of a run tried to launch another run"
+    assert "from the next cell" in caught.value.fix
