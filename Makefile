@@ -1,0 +1,54 @@
+# make demo: a digits classifier trains on two workers from a notebook cell.
+# make test: the default suite, under ten minutes. make test-slow, make soak: the rest.
+# PYTHON=python3.12 picks another interpreter for .venv.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+TESTS ?= tests
+
+.PHONY: env demo test test-slow soak lint format bench notebooks clean
+
+env: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "notebook_accel needs Python 3.10 or newer; try: make $@ PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+demo: env
+	$(RUN) notebooks/run_demo.py
+
+test: env
+	$(RUN) -m pytest $(TESTS)
+
+test-slow: env
+	$(RUN) -m pytest -m 'slow and not soak' $(TESTS)
+
+soak: env
+	$(RUN) -m pytest -m soak $(TESTS)
+
+notebooks: env
+	$(RUN) -m pytest -m 'not browser' tests/notebooks
+
+lint: env
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: env
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+$(VENV)/.bench: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench
+	$(RUN) benchmarks/launch.py
+
+clean:
+	rm -rf $(VENV) build dist out

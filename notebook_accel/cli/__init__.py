@@ -1,0 +1,1 @@
+"""The command line: parses argv and shows what comes back."""

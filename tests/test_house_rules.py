@@ -1,0 +1,125 @@
+"""The rules of the house that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import notebook_accel
+
+ROOT = Path(notebook_accel.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
+# Who may touch the environment: it is no bus for settings between our own parts.
+ENVIRONMENT_READERS = {
+    "cli/env.py",  # prints it
+    "config/placement.py",  # a launch by torchrun
+    "errors.py",  # NOTEBOOK_ACCEL_TRACE
+    "launch/devices.py",  # CUDA_VISIBLE_DEVICES
+    "launch/failure.py",  # NOTEBOOK_ACCEL_TRACE
+    "launch/forkserver.py",  # takes over the kernel's environment
+    "launch/worker.py",  # gives a worker its own
+    "ui/place.py",  # which host this is
+}
+
+every_file = pytest.mark.parametrize(
+    "path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES]
+)
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def public_without_docstring(body: list[ast.stmt], inside: str = "") -> Iterator[str]:
+    for node in body:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        if node.name.startswith("_"):
+            continue
+        if ast.get_docstring(node) is None and not overloads(node):
+            yield f"{inside}{node.name}, line {node.lineno}"
+        if isinstance(node, ast.ClassDef):
+            yield from public_without_docstring(node.body, f"{node.name}.")
+
+
+def overloads(node: ast.AST) -> bool:
+    marks = getattr(node, "decorator_list", [])
+    return any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in marks)
+
+
+def silent_handlers(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        broad = node.type is None or (
+            isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+        )
+        if broad and all(isinstance(line, ast.Pass) for line in node.body):
+            yield node.lineno
+
+
+def reads_environment(tree: ast.AST) -> bool:
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr in ("environ", "getenv", "putenv", "unsetenv")
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+        for node in ast.walk(tree)
+    )
+
+
+@every_file
+def test_a_file_has_fewer_than_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 400
+
+
+@every_file
+def test_a_function_has_fewer_than_60_lines(path: Path) -> None:
+    long = [
+        f"{node.name}, line {node.lineno}"
+        for node in functions(ast.parse(path.read_text()))
+        if (node.end_lineno or 0) - node.lineno + 1 >= 60
+    ]
+    assert long == []
+
+
+@every_file
+def test_everything_public_has_a_docstring(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree) is not None
+    assert list(public_without_docstring(tree.body)) == []
+
+
+@every_file
+def test_no_broad_handler_swallows_in_silence(path: Path) -> None:
+    assert list(silent_handlers(ast.parse(path.read_text()))) == []
+
+
+@every_file
+def test_only_named_files_touch_the_environment(path: Path) -> None:
+    if reads_environment(ast.parse(path.read_text())):
+        assert path.relative_to(ROOT).as_posix() in ENVIRONMENT_READERS
+
+
+@every_file
+def test_a_file_is_named_for_its_job(path: Path) -> None:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    # notebook_accel.utils resolves names of another library's module: that one name is not ours.
+    assert not VAGUE & set(parts[1:] if parts[0] == "compat" else parts)
+
+
+def test_the_checks_find_what_they_look_for() -> None:
+    bad = ast.parse(
+        "import os\n"
+        "def f():\n    try:\n        os.environ['A']\n    except Exception:\n        pass\n"
+        "class C:\n    'Doc.'\n    def g(self): ...\n"
+    )
+    assert list(silent_handlers(bad)) == [5]
+    assert reads_environment(bad)
+    assert list(public_without_docstring(bad.body)) == ["f, line 2", "C.g, line 9"]
