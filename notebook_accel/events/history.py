@@ -224,7 +224,7 @@ class Rates:
             return  # the sum over ranks would jump when the next one arrives
         if not self._marks or self._now - self._marks[-1][0] >= self.SPACING_S:
             self._marks.append((self._now, self.step, self.samples))
-        while self._now - self._marks[0][0] > self.WINDOW_S:
+        while len(self._marks) > 2 and self._now - self._marks[1][0] >= self.WINDOW_S:
             self._marks.popleft()
 
     @property

@@ -1,1 +1,1 @@
-"""From events to eyes and from clicks to config. Kernel side."""
+"""From events to eyes: where we are, the picture, the live view."""

@@ -1,0 +1,233 @@
+"""A history as a picture, and the same facts as text.
+
+The picture is a white card, so that it can be read in light and dark pages and in a saved file.
+Series differ by line style and carry their name and newest value at the end of the line: nothing
+depends on color alone. No pyplot: its state is global, and callbacks may come from other threads.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from notebook_accel.events.history import History
+
+Floats = NDArray[np.float64]
+
+WIDTH_PX, HEIGHT_PX = 720, 280
+_DPI = 100
+_COLUMNS = 240  # per panel: more columns than a line of this width can show apart
+_MAX_LINES = 4  # per panel
+_INK, _FAINT, _GRID, _ALARM = "#24292f", "#57606a", "#e4e7eb", "#b3261e"
+_PENS = (
+    ("#1763a6", "solid", "o"),
+    ("#b04a00", "dashed", "s"),
+    ("#2f7031", "dashdot", "^"),
+    ("#6f42a8", "dotted", "D"),
+)
+_LOCK = threading.Lock()  # Agg's font cache is shared; two launches may draw at once
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One series ready to draw: per pixel column its middle step, mean, lowest and highest value.
+
+    ``broken`` are the steps whose value was not finite, at most one per column.
+    """
+
+    name: str
+    steps: Floats
+    means: Floats
+    lows: Floats
+    highs: Floats
+    broken: Floats
+    last: float
+
+
+def curve(history: History, name: str, num_columns: int = _COLUMNS) -> Curve:
+    """Reduce a series to at most ``num_columns`` columns that keep every spike."""
+    series = history.series(name)
+    size = series.settled
+    steps = np.array(series.steps[:size], dtype=np.float64)
+    values = np.array(series.totals[:size]) / np.array(series.counts[:size])
+    starts = np.unique(np.linspace(0, size, num_columns, endpoint=False, dtype=np.int64))
+    finite = np.isfinite(values)
+    num_finite = np.add.reduceat(finite, starts, dtype=np.int64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = np.add.reduceat(np.where(finite, values, 0.0), starts) / num_finite
+    empty = num_finite == 0
+    lows = np.minimum.reduceat(np.where(finite, values, np.inf), starts)
+    highs = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)
+    lows[empty] = highs[empty] = np.nan
+    ends = np.append(starts[1:], size)
+    middles = (steps[starts] + steps[ends - 1]) / 2
+    broken = middles[num_finite < ends - starts]
+    return Curve(name, middles, means, lows, highs, broken, float(values[-1]))
+
+
+def png(history: History, title: str, scale: float = 1.0) -> bytes:
+    """Draw the history as PNG bytes of ``scale`` x 720 x 280 pixels."""
+    losses = [name for name in history if is_loss(name)]
+    others = [name for name in history if not is_loss(name)]
+    panels = [names for names in (losses, others) if names]
+    last_step = max((history.series(name).steps[-1] for name in history), default=1)
+    with _LOCK:
+        size = (WIDTH_PX / _DPI, HEIGHT_PX / _DPI)
+        figure = Figure(figsize=size, dpi=_DPI * scale, facecolor="white")
+        canvas: Any = FigureCanvasAgg(figure)
+        width = 1 / max(1, len(panels))
+        for number, names in enumerate(panels):
+            left = number * width + 48 / WIDTH_PX
+            axes = figure.add_axes((left, 0.16, width - 124 / WIDTH_PX, 0.67))
+            _draw_panel(axes, [curve(history, name) for name in names], last_step)
+        figure.text(16 / WIDTH_PX, 0.915, title, color=_INK, fontsize=10, weight="bold")
+        buffer = io.BytesIO()
+        canvas.print_png(buffer, pil_kwargs={"compress_level": 1})
+    return buffer.getvalue()
+
+
+def is_loss(name: str) -> bool:
+    """True for a series of which less is better."""
+    return any(word in name.lower() for word in ("loss", "error", "perplexity"))
+
+
+def facts(history: History) -> str:
+    """The picture in words, one line per series."""
+    return "\n".join(_fact(history, name) for name in history)
+
+
+def _fact(history: History, name: str) -> str:
+    values, steps = history[name], history.steps(name)
+    text = f"{name} {_number(values[0])} -> {_number(values[-1])} over {_span(steps)}"
+    finite = [
+        (value, step) for value, step in zip(values, steps, strict=True) if np.isfinite(value)
+    ]
+    if len(finite) > 1:
+        best = min(finite) if is_loss(name) else max(finite, key=lambda pair: pair[0])
+        word = "best" if is_loss(name) else "highest"
+        text += f", {word} {_number(best[0])} at {best[1]}"
+    if len(finite) < len(values):
+        first = next(step for v, step in zip(values, steps, strict=True) if not np.isfinite(v))
+        text += f"; {len(values) - len(finite)} not finite, the first at {first}"
+    return text
+
+
+def _span(steps: list[int]) -> str:
+    if len(steps) == 1:
+        return f"1 point, at step {steps[0]}"
+    if len(steps) > steps[-1] // 2:
+        return f"{steps[-1]} steps"
+    return f"{len(steps)} points up to step {steps[-1]}"
+
+
+def _number(value: float) -> str:
+    size = abs(value)
+    if not np.isfinite(value) or size == 0:
+        return f"{value:g}"
+    return f"{value:.3f}" if 0.01 <= size < 1000 else f"{value:.3g}"
+
+
+def _draw_panel(axes: Any, curves: list[Curve], last_step: int) -> None:
+    shown = curves[:_MAX_LINES]
+    log_scale = _spans_decades(shown)
+    for item, (color, style, marker) in zip(shown, _PENS, strict=False):
+        few = len(item.steps) <= 24
+        axes.fill_between(item.steps, item.lows, item.highs, color=color, alpha=0.18, linewidth=0)
+        axes.plot(
+            item.steps,
+            item.means,
+            color=color,
+            linestyle=style,
+            linewidth=1.6,
+            marker=marker if few else None,
+            markersize=3.5,
+            clip_on=False,
+        )
+        if len(item.broken):
+            axes.plot(
+                item.broken,
+                np.full(len(item.broken), 0.97),
+                "x",
+                color=_ALARM,
+                markersize=6,
+                transform=axes.get_xaxis_transform(),
+            )
+    if log_scale:
+        axes.set_yscale("log")
+    _set_limits(axes, shown, last_step, log_scale)
+    _style(axes)
+    _label_ends(axes, shown, len(curves) - len(shown))
+
+
+def _spans_decades(curves: list[Curve]) -> bool:
+    lows = [float(np.nanmin(item.lows)) for item in curves if np.isfinite(item.lows).any()]
+    highs = [float(np.nanmax(item.highs)) for item in curves if np.isfinite(item.highs).any()]
+    return bool(lows) and min(lows) > 0 and max(highs) / min(lows) > 1000
+
+
+def _set_limits(axes: Any, curves: list[Curve], last_step: int, log_scale: bool) -> None:
+    axes.set_xlim(0, max(1, last_step))
+    finite = [v[np.isfinite(v)] for item in curves for v in (item.lows, item.highs)]
+    values = np.concatenate(finite)
+    if not len(values):
+        axes.set_ylim(0, 1)
+        axes.set_yticks([])
+    elif not log_scale:
+        low, high = float(values.min()), float(values.max())
+        if 0 <= low < 0.4 * high:  # a loss is read against zero
+            axes.set_ylim(0, high * 1.06)
+        else:
+            margin = 0.08 * (high - low) or 0.1 * abs(high) or 0.1
+            axes.set_ylim(low - margin, high + margin)
+
+
+def _style(axes: Any) -> None:
+    axes.grid(True, axis="y", color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_FAINT)
+    axes.locator_params(axis="x", integer=True, nbins=6)
+    if axes.get_yscale() == "linear":
+        axes.locator_params(axis="y", nbins=5)
+    axes.tick_params(colors=_FAINT, labelsize=8, length=0, axis="y")
+    axes.tick_params(colors=_FAINT, labelsize=8, length=3, axis="x")
+    axes.set_xlabel("optimizer step", fontsize=8, color=_FAINT, labelpad=2)
+
+
+def _label_ends(axes: Any, curves: list[Curve], num_hidden: int) -> None:
+    """Write each line's name and newest value at its end, moved apart where they would touch."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    anchors = []
+    for item, (color, _, _) in zip(curves, _PENS, strict=False):
+        height = 0.95  # a value that is not finite stands beside its mark
+        if np.isfinite(item.last):
+            height = to_axes.transform((item.steps[-1], item.means[-1]))[1]
+        anchors.append((float(height), item, color))
+    floor = 0.0
+    for height, item, color in sorted(anchors, key=lambda anchor: anchor[0]):
+        floor = max(height, floor)
+        name = item.name if len(item.name) <= 12 else item.name[:11] + "…"
+        text = f"{name}\n{_number(item.last)}"
+        alarm = color if np.isfinite(item.last) else _ALARM
+        axes.annotate(
+            text,
+            (1.02, floor),
+            xycoords="axes fraction",
+            color=alarm,
+            fontsize=8.5,
+            va="center",
+            annotation_clip=False,
+        )
+        floor += 0.18
+    if num_hidden:
+        axes.annotate(
+            f"+{num_hidden} more", (1.02, 1.0), xycoords="axes fraction", color=_FAINT, fontsize=8
+        )

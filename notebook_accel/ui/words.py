@@ -1,0 +1,61 @@
+"""Where a run is, in one line of words; pure text, the same for cells and terminals."""
+
+from __future__ import annotations
+
+from notebook_accel.events.history import History, Rates
+
+SEPARATOR = " · "
+
+
+def status(history: History, rates: Rates) -> str:
+    """The line of a running run: pass, batch, step, loss, pace, time left in this pass."""
+    parts = []
+    newest, pace = rates.newest, rates.pace()
+    if newest is not None:
+        parts.append(f"epoch {newest.epoch}")
+        batches = "" if newest.num_batches is None else f"/{newest.num_batches:,}"
+        parts.append(f"batch {newest.batch:,}{batches}")
+        parts.append(f"step {rates.step:,}")
+    if "loss" in history:
+        parts.append(f"loss {number(history.last('loss'))}")
+    if pace.samples_per_s:
+        parts.append(f"{number(pace.samples_per_s)} samples/s")
+    elif pace.steps_per_s:
+        parts.append(f"{number(pace.steps_per_s)} steps/s")
+    if pace.pass_left_s is not None and pace.pass_left_s >= 1:
+        parts.append(f"{duration(pace.pass_left_s)} left in this epoch")
+    return SEPARATOR.join(parts) or "waiting for the first step"
+
+
+def summary(rates: Rates, seconds: float, ending: str = "") -> str:
+    """The line of a run that is over; ``ending`` says why when it did not run to its end."""
+    parts = [ending] if ending else []
+    if rates.step:
+        word = "step" if rates.step == 1 else "steps"
+        parts.append(f"{rates.step:,} {word} in {duration(seconds)}")
+    if rates.samples and seconds > 0:
+        parts.append(f"{number(rates.samples / seconds)} samples/s")
+    return SEPARATOR.join(parts) or f"done in {duration(seconds)}"
+
+
+def number(value: float) -> str:
+    """A number as a person would say it: three decimals when small, thousands when large."""
+    size = abs(value)
+    if not size < float("inf") or size == 0:
+        return f"{value:g}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3f}" if size >= 0.01 else f"{value:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 4.1 s, 2:05 min or 1:02:05 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    minutes, hours = whole // 60 % 60, whole // 3600
+    if hours:
+        return f"{hours}:{minutes:02d}:{whole % 60:02d} h"
+    return f"{minutes}:{whole % 60:02d} min"

@@ -1,0 +1,42 @@
+"""Where am I."""
+
+import io
+import os
+
+import pytest
+
+from notebook_accel.errors import ConfigError
+from notebook_accel.ui.place import has_kernel, place
+
+
+def test_a_plain_process_shows_text():
+    here = place({}, io.StringIO())
+    assert not has_kernel()
+    assert (here.surface, here.host, here.rewrites) == ("text", "terminal", False)
+
+
+def test_a_terminal_can_rewrite_its_line():
+    reader, writer = os.openpty()
+    try:
+        with os.fdopen(writer, "w") as stream:
+            assert place({}, stream).rewrites
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.parametrize(("wish", "surface"), [("off", "off"), ("TEXT", "text"), ("png", "text")])
+def test_the_variable_overrides_but_a_picture_needs_a_kernel(wish, surface):
+    assert place({"NOTEBOOK_ACCEL_UI": wish}, io.StringIO()).surface == surface
+
+
+def test_an_unknown_wish_is_refused_with_the_choices():
+    with pytest.raises(ConfigError, match="NOTEBOOK_ACCEL_UI=fancy") as caught:
+        place({"NOTEBOOK_ACCEL_UI": "fancy"}, io.StringIO())
+    assert "png, text, off" in str(caught.value)
+
+
+def test_kaggle_is_told_from_colab_whose_image_it_is_built_on():
+    env = {"COLAB_RELEASE_TAG": "x", "KAGGLE_KERNEL_RUN_TYPE": "Interactive"}
+    assert place(env, io.StringIO()).host == "kaggle"
+    del env["KAGGLE_KERNEL_RUN_TYPE"]
+    assert place(env, io.StringIO()).host == "colab"

@@ -1,0 +1,105 @@
+"""The picture and its facts."""
+
+import io
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from notebook_accel.events.history import History
+from notebook_accel.events.model import Metrics
+from notebook_accel.ui import plot
+
+
+def history_of(**series):
+    history = History(1)
+    for name, values in series.items():
+        history.handle(Metrics(0, [(name, step, v) for step, v in enumerate(values, 1)]))
+    return history
+
+
+def pixels(history, scale=1.0):
+    image = Image.open(io.BytesIO(plot.png(history, "run", scale))).convert("RGB")
+    return np.asarray(image).astype(int)
+
+
+def num_pixels(history, color):
+    wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return int((np.abs(pixels(history) - wanted).max(axis=2) < 24).sum())
+
+
+BLUE, ORANGE, ALARM = plot._PENS[0][0], plot._PENS[1][0], plot._ALARM
+
+
+def test_the_picture_is_an_opaque_white_card_of_the_stated_size():
+    image = Image.open(io.BytesIO(plot.png(history_of(loss=[2.0, 1.0]), "run", 2.0)))
+    assert image.size == (2 * plot.WIDTH_PX, 2 * plot.HEIGHT_PX)
+    assert image.convert("RGBA").getpixel((2, 2)) == (255, 255, 255, 255)
+
+
+def test_the_curve_is_drawn():
+    assert num_pixels(history_of(loss=[2.0, 1.0, 0.5]), BLUE) > 300
+    assert num_pixels(history_of(), BLUE) == 0
+
+
+def test_two_losses_differ_by_more_than_color():
+    two = history_of(**{"loss": [2.0, 2.0] * 20, "loss/2": [1.0, 1.0] * 20})
+    row = (np.abs(pixels(two) - [0xB0, 0x4A, 0x00]).max(axis=2) < 60).any(axis=0)
+    changes = int(np.abs(np.diff(row[60:640].astype(int))).sum())
+    assert changes > 20, "the second line is dashed"
+
+
+def test_values_that_are_not_finite_are_marked():
+    good = [2.0 - 0.01 * step for step in range(100)]
+    assert num_pixels(history_of(loss=good), ALARM) == 0
+    assert num_pixels(history_of(loss=[*good, math.nan, *good]), ALARM) > 5
+    assert num_pixels(history_of(loss=[math.inf] * 3), ALARM) > 5
+
+
+@pytest.mark.parametrize("values", [[0.0], [1.0, 1.0], [-3.0, -3.0], [1e-9, 1e9], [math.nan]])
+def test_odd_curves_are_drawn_without_complaint(values, recwarn):
+    assert plot.png(history_of(loss=values), "run").startswith(b"\x89PNG")
+    assert not [str(warning.message) for warning in recwarn]
+
+
+def test_reducing_a_long_series_keeps_every_spike_and_every_mark():
+    values = [1.0] * 100_000
+    values[54_321], values[77_777] = 50.0, math.nan
+    reduced = plot.curve(history_of(loss=values), "loss", 240)
+    assert len(reduced.steps) == 240
+    assert reduced.highs.max() == 50.0
+    assert reduced.lows.min() == 1.0
+    (broken,) = reduced.broken
+    assert abs(broken - 77_778) < 100_000 / 240
+
+
+def test_a_short_series_is_drawn_as_it_is():
+    reduced = plot.curve(history_of(loss=[3.0, 1.0, 2.0]), "loss", 240)
+    assert reduced.steps.tolist() == [1, 2, 3]
+    assert reduced.means.tolist() == [3.0, 1.0, 2.0]
+
+
+def test_the_facts_tell_the_curve_in_words():
+    text = plot.facts(history_of(loss=[2.301, 0.049, 0.052], accuracy=[0.5, 0.9, 0.8]))
+    assert text.splitlines() == [
+        "loss 2.301 -> 0.052 over 3 steps, best 0.049 at 2",
+        "accuracy 0.500 -> 0.800 over 3 steps, highest 0.900 at 2",
+    ]
+
+
+def test_the_facts_count_what_is_not_finite():
+    text = plot.facts(history_of(loss=[2.0, 1.0, math.nan, math.inf]))
+    assert text == "loss 2.000 -> inf over 4 steps, best 1.000 at 2; 2 not finite, the first at 3"
+
+
+def test_drawing_leaves_pyplot_alone():
+    code = (
+        "import sys\nfrom notebook_accel.events.history import History\n"
+        "from notebook_accel.ui import plot\nplot.png(History(1), 'run')\n"
+        "print('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "False"], done.stderr

@@ -1,0 +1,50 @@
+"""The progress line."""
+
+import math
+
+from notebook_accel.events.history import History, Rates
+from notebook_accel.events.model import Metrics, Progress
+from notebook_accel.ui import words
+
+
+def test_the_line_says_where_the_run_is_and_how_fast_it_goes():
+    history, rates = History(1), Rates(1)
+    assert words.status(history, rates) == "waiting for the first step"
+    history.handle(Metrics(0, [("loss", 20, 0.21256)]))
+    rates.handle(Progress(0, 10, 3, 2, 23, 320), 10.0)
+    rates.handle(Progress(0, 20, 3, 12, 23, 40320), 20.0)
+    line = words.status(history, rates)
+    where, pace = "epoch 3 · batch 12/23 · step 20", "4,000 samples/s · 11.0 s left in this epoch"
+    assert line == f"{where} · loss 0.213 · {pace}"
+
+
+def test_a_loader_of_unknown_length_has_no_total_and_no_time_left():
+    rates = Rates(1)
+    rates.handle(Progress(0, 1, 0, 5, None, 0), 1.0)
+    assert words.status(History(1), rates) == "epoch 0 · batch 5 · step 1"
+
+
+def test_the_summary_says_how_much_was_done_and_why_it_ended():
+    rates = Rates(2)
+    rates.handle(Progress(0, 180, samples=6000))
+    rates.handle(Progress(1, 180, samples=6000))
+    assert words.summary(rates, 4.0) == "180 steps in 4.0 s · 3,000 samples/s"
+    assert words.summary(rates, 4.0, "rank 1 raised ValueError").startswith(
+        "rank 1 raised ValueError · 180 steps"
+    )
+    assert words.summary(Rates(1), 2.0) == "done in 2.0 s"
+
+
+def test_numbers_keep_their_meaning_at_every_size():
+    said = [words.number(v) for v in (0, 0.000123, 0.0521, 2.30199, 412.3, 5123.9, math.nan)]
+    assert said == ["0", "0.00012", "0.052", "2.302", "412", "5,124", "nan"]
+    assert words.number(-math.inf) == "-inf"
+
+
+def test_durations_read_like_a_clock():
+    assert [words.duration(s) for s in (0.42, 59.94, 125, 3725)] == [
+        "0.4 s",
+        "59.9 s",
+        "2:05 min",
+        "1:02:05 h",
+    ]
