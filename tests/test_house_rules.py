@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 import notebook_accel
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(notebook_accel.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -17,11 +25,14 @@ VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
 ENVIRONMENT_READERS = {
     "cli/env.py",  # prints it
     "config/placement.py",  # a launch by torchrun
+    "config/training.py",  # Accelerate's variables for the training loop
     "errors.py",  # NOTEBOOK_ACCEL_TRACE
     "launch/devices.py",  # CUDA_VISIBLE_DEVICES
     "launch/failure.py",  # NOTEBOOK_ACCEL_TRACE
     "launch/forkserver.py",  # takes over the kernel's environment
+    "launch/start.py",  # hands the environment on
     "launch/worker.py",  # gives a worker its own
+    "ranks/world.py",  # a launch by torchrun
     "ui/place.py",  # which host this is
 }
 
@@ -123,3 +134,36 @@ def test_the_checks_find_what_they_look_for() -> None:
     assert list(silent_handlers(bad)) == [5]
     assert reads_environment(bad)
     assert list(public_without_docstring(bad.body)) == ["f, line 2", "C.g, line 9"]
+
+
+# Brought by a declared dependency that cannot do without it.
+BROUGHT = {
+    "IPython": "ipywidgets",
+    "comm": "ipywidgets",
+    "numpy": "matplotlib",
+    "traitlets": "ipywidgets",
+}
+# Imported only where a person uses them; their absence is explained there.
+OPTIONAL = {"ipykernel", "pandas"}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").split(".")[0]
+
+
+def test_every_import_is_ours_or_a_declared_dependency() -> None:
+    wanted = {name for path in FILES for name in imported(ast.parse(path.read_text()))}
+    wanted -= {"notebook_accel", *sys.stdlib_module_names, *BROUGHT, *OPTIONAL}
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=~! ]", line)[0].lower() for line in project["dependencies"]}
+    assert set(BROUGHT.values()) <= declared
+    homes = packages_distributions()
+    assert [
+        name
+        for name in sorted(wanted)
+        if not declared & {home.lower() for home in homes.get(name, [])}
+    ] == []
