@@ -65,12 +65,16 @@ def child_processes() -> list[psutil.Process]:
 
 
 def is_forkserver(process: psutil.Process) -> bool:
-    """Tell the server itself from the workers it forks: those have another parent than us."""
+    """Tell a server from the workers that it forks: they look like it, but it is their parent."""
     try:
-        ours = process.ppid() == os.getpid()
-        return ours and any(FORKSERVER in word for word in process.cmdline())
+        parent = process.parent()
+        return serves(process) and not (parent and serves(parent))
     except psutil.Error:  # gone or a zombie: not an idle server
         return False
+
+
+def serves(process: psutil.Process) -> bool:
+    return any(FORKSERVER in word for word in process.cmdline())
 
 
 def differences(what: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
