@@ -2,11 +2,11 @@
 
     Explained
     ├── ConfigError (ValueError)       a value that was asked for cannot be
-    ├── LaunchError (RuntimeError)     a launch cannot start, or ended without the user's own exception
+    ├── LaunchError (RuntimeError)     a launch cannot start, or a rank left without a word
     │   ├── WorkerDied                 a rank left without a word: signal, exit code, early return
     │   ├── WorkerFailed               a rank raised something that could not travel back as itself
     │   └── RunTimeout (TimeoutError)  the run took longer than ``timeout_s``
-    ├── RuntimeMisuse (RuntimeError)   the training loop calls something in a way that cannot be right
+    ├── RuntimeMisuse (RuntimeError)   a call of the training loop cannot be right
     ├── MissingPackage (ImportError)   an optional package that this call needs is not installed
     └── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,7 +30,8 @@ class WorkerContext:
 
     ``settings`` are the resolved settings the launch gave explicitly (``mixed_precision`` ...);
     a missing key was not given. ``at_exit`` functions run after the user's function, newest first
-    (the runtime leaves its process group there).
+    (the runtime leaves its process group there). ``salvage`` functions give what is worth
+    keeping of a run that was stopped, as a list (the runtime offers its prepared models).
     """
 
     placement: Placement
@@ -38,6 +39,7 @@ class WorkerContext:
     flags: Flags
     settings: dict[str, Any]
     at_exit: list[Callable[[], None]] = field(default_factory=list)
+    salvage: list[Callable[[], list[Any]]] = field(default_factory=list)
 
 
 _context: ContextVar[WorkerContext | None] = ContextVar("notebook_accel_worker", default=None)
@@ -48,9 +50,14 @@ def current() -> WorkerContext | None:
     return _context.get()
 
 
-def enter(context: WorkerContext) -> None:
-    """Make ``context`` current for the rest of this process; called once, by the worker's door."""
-    _context.set(context)
+def enter(context: WorkerContext) -> Token[WorkerContext | None]:
+    """Make ``context`` current, in a worker for the rest of its process; the door calls it."""
+    return _context.set(context)
+
+
+def leave(token: Token[WorkerContext | None]) -> None:
+    """Undo one ``enter``, where the process goes on after the run (start method inline)."""
+    _context.reset(token)
 
 
 # Objects that must not travel back as they are: type -> function giving what travels instead.

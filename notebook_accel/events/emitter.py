@@ -24,7 +24,7 @@ _HEADER = struct.Struct("!I")
 
 
 class Emitter:
-    """Writes the events of one rank to its pipe."""
+    """Writes the events of one rank to its pipe; ``rank`` counts on this machine, as in events."""
 
     def __init__(self, rank: int, fd: int) -> None:
         self.rank = rank

@@ -1,0 +1,174 @@
+"""Rich output across the process border: ``display()``, updates, and ``tqdm.notebook``.
+
+A worker has no connection to the notebook; what it would publish goes up as a Display event and
+the kernel publishes it under the cell that launched. One way only: a widget made in a worker
+shows and moves, but hears no clicks. Only rank 0 forwards, so that a figure appears once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from notebook_accel.events.emitter import Emitter
+from notebook_accel.events.model import Display
+
+FORWARDED = {
+    "display_data",
+    "update_display_data",
+    "clear_output",
+    "comm_open",
+    "comm_msg",
+    "comm_close",
+}
+
+
+def forward(emitter: Emitter, enabled: bool, in_notebook: bool) -> None:
+    """Send what this worker publishes through ``emitter``, or nowhere if not ``enabled``.
+
+    A forked worker has the kernel's own shell and keeps its formatters; a fresh one gets a small
+    shell of its own (``in_notebook`` says whether the launching process is a notebook kernel).
+    """
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    kernel = getattr(shell, "kernel", None)
+    if kernel is not None:
+        kernel.session.send = _session_sender(emitter, enabled)
+    elif in_notebook:
+        _fresh_shell(emitter, enabled)
+
+
+def _session_sender(emitter: Emitter, enabled: bool) -> Any:
+    """Replace a kernel session's ``send``: the one place all its publishing goes through."""
+
+    def send(
+        stream: Any,
+        msg_or_type: Any,
+        content: Any = None,
+        parent: Any = None,
+        ident: Any = None,
+        buffers: Any = None,
+        track: bool = False,
+        header: Any = None,
+        metadata: Any = None,
+    ) -> dict[str, Any]:
+        msg_type = msg_or_type
+        if isinstance(msg_or_type, dict):
+            msg_type = msg_or_type["msg_type"]
+            content = msg_or_type["content"]
+            metadata = msg_or_type.get("metadata")
+        _publish(emitter, enabled, msg_type, content, metadata, buffers)
+        return {
+            "header": {"msg_id": ""},
+            "msg_id": "",
+            "msg_type": msg_type,
+            "parent_header": {},
+            "metadata": metadata or {},
+            "content": content or {},
+        }
+
+    return send
+
+
+def _publish(
+    emitter: Emitter, enabled: bool, msg_type: str, content: Any, metadata: Any, buffers: Any
+) -> None:
+    if enabled and msg_type in FORWARDED:
+        raw = [bytes(buffer) for buffer in buffers or []]
+        sys.stdout.flush()
+        emitter.send(Display(emitter.rank, msg_type, dict(content or {}), metadata or {}, raw))
+
+
+def _fresh_shell(emitter: Emitter, enabled: bool) -> None:
+    """Give a worker without a kernel just enough of one for display() and tqdm.notebook."""
+    import comm
+    from comm.base_comm import BaseComm
+    from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.formatters import DisplayFormatter
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config, SingletonConfigurable
+
+    class Publisher(DisplayPublisher):
+        def publish(
+            self, data: Any, metadata: Any = None, *args: Any, **more: Any
+        ) -> None:
+            content = {
+                "data": data,
+                "metadata": metadata or {},
+                "transient": more.get("transient") or {},
+            }
+            kind = "update_display_data" if more.get("update") else "display_data"
+            _publish(emitter, enabled, kind, content, None, None)
+
+        def clear_output(self, wait: bool = False) -> None:
+            _publish(emitter, enabled, "clear_output", {"wait": wait}, None, None)
+
+    class WorkerShell(InteractiveShell):
+        def __init__(self) -> None:
+            SingletonConfigurable.__init__(self)
+            self.display_formatter = DisplayFormatter(parent=self)
+            self.display_pub = Publisher(parent=self)  # type: ignore[no-untyped-call]
+            self.user_ns = sys.modules["__main__"].__dict__
+            self.config = Config({"IPKernelApp": {}})  # what tqdm.auto looks for
+
+    class WorkerComm(BaseComm):
+        def publish_msg(
+            self,
+            msg_type: str,
+            data: Any = None,
+            metadata: Any = None,
+            buffers: Any = None,
+            **keys: Any,
+        ) -> None:
+            content = {"data": data or {}, "comm_id": self.comm_id, **keys}
+            _publish(emitter, enabled, msg_type, content, metadata, buffers)
+
+    InteractiveShell._instance = WorkerShell()  # type: ignore[assignment]
+    comm.create_comm = WorkerComm
+
+
+class Republisher:
+    """A sink in the kernel that publishes the workers' rich output under the launching cell."""
+
+    def __init__(self) -> None:
+        module = sys.modules.get("IPython")
+        shell = module.get_ipython() if module is not None else None
+        self._kernel = getattr(shell, "kernel", None)
+        self._parent = _parent_of(shell, self._kernel)
+
+    def handle(self, event: Any) -> None:
+        """Publish one rich output; outside a notebook print its plain text."""
+        if not isinstance(event, Display):
+            return
+        if self._kernel is None:
+            text = event.content.get("data", {})
+            if isinstance(text, dict) and "text/plain" in text:
+                print(text["text/plain"])
+            return
+        self._kernel.session.send(
+            self._kernel.iopub_socket,
+            event.msg_type,
+            event.content,
+            metadata=event.metadata,
+            parent=self._parent,
+            ident=_topic(self._kernel, event),
+            buffers=event.buffers or None,
+        )
+
+    def tick(self) -> None:
+        """Nothing is due."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _parent_of(shell: Any, kernel: Any) -> Any:
+    for owner in (kernel, shell):
+        if hasattr(owner, "get_parent"):
+            return owner.get_parent()
+    return {}
+
+
+def _topic(kernel: Any, event: Display) -> bytes | None:
+    topic = getattr(kernel, "topic", None)
+    return topic(event.msg_type) if callable(topic) else None

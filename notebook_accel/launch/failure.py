@@ -1,0 +1,187 @@
+"""A worker's exception on its way to the cell: what it was, where, and whose fault.
+
+The worker describes (``describe``); the kernel rebuilds the user's own exception (``revive``),
+attaches the worker's traceback to it and renders it in the notebook's own terms
+(``Cell In[7], line 12``), with the source lines that the kernel holds.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from notebook_accel.errors import Explained, WorkerFailed
+from notebook_accel.events.model import Failed, Frame
+
+# What torch's collectives say when the other end is gone: by type where there is one, else by text.
+_COMM_TYPES = {"DistNetworkError", "DistBackendError", "DistStoreError"}
+_COMM_TEXT = re.compile(
+    r"connection (closed|reset) by peer|gloo|nccl|broken pipe|socket(timeout)? error"
+    r"|connectfullmesh|timed out waiting|store->(get|wait)|failed to recv",
+    re.IGNORECASE,
+)
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def is_comm_error(exc: BaseException) -> bool:
+    """True for an error that the death of another rank explains."""
+    seen: BaseException | None = exc
+    for _ in range(10):
+        if seen is None:
+            return False
+        if type(seen).__name__ in _COMM_TYPES:
+            return True
+        if type(seen) is RuntimeError and _COMM_TEXT.search(str(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def describe(rank: int, exc: BaseException, num_bytes: int = 0) -> Failed:
+    """Describe ``exc``, caught in the worker, for the kernel."""
+    frames = [
+        Frame(f.filename, f.lineno or 0, f.name, f.line or "")
+        for f in traceback.extract_tb(_skip_ours(exc.__traceback__))
+    ]
+    text = "".join(traceback.format_exception(type(exc), exc, _skip_ours(exc.__traceback__)))
+    return Failed(
+        rank=rank,
+        type_name=type(exc).__name__,
+        message=_message(exc),
+        frames=frames,
+        text=text,
+        is_comm=is_comm_error(exc),
+        num_bytes=num_bytes,
+    )
+
+
+def _message(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as broken:  # a user's __str__ may fail as well
+        return f"<no message: {type(broken).__name__} in __str__>"
+
+
+def _skip_ours(tb: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of our own door at the start: the story begins in the user's function."""
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        if tb.tb_next is None:
+            break
+        tb = tb.tb_next
+    return tb
+
+
+def revive(failed: Failed, exc: BaseException | None, ranks: list[int]) -> BaseException:
+    """Make the exception that the cell raises out of what rank ``failed.rank`` sent.
+
+    ``exc`` is the worker's exception rebuilt, or None if it could not travel; ``ranks`` are all
+    ranks that failed in the same way. The result is of the user's own type when it can be, tells
+    the rank and the worker's traceback in its notes, and shows only that in a cell.
+    """
+    if exc is None:
+        exc = WorkerFailed(
+            f"rank {failed.rank} raised {failed.type_name}: {failed.message}",
+            f"the exception itself could not be sent back; its traceback in the worker:\n"
+            f"{failed.text}",
+            rank=failed.rank,
+            worker_traceback=failed.text,
+        )
+    story = f"raised in {_who(ranks)}, in its own process:\n{_render(failed, color=False)}"
+    if hasattr(exc, "add_note"):
+        exc.add_note(story)
+    exc.__cause__ = WorkerTraceback(f"\n{failed.text}")
+    _show_in_cells(exc, failed, ranks)
+    return exc
+
+
+class WorkerTraceback(Exception):
+    """The traceback of a worker as text: the ``__cause__`` of what the kernel raises."""
+
+
+def _who(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"{len(ranks)} ranks ({', '.join(map(str, ranks))})"
+
+
+def _show_in_cells(exc: BaseException, failed: Failed, ranks: list[int]) -> None:
+    """Give ``exc`` IPython's hook, so that a cell prints the worker's story only."""
+    if os.environ.get("NOTEBOOK_ACCEL_TRACE"):
+        return
+
+    def render() -> list[str]:
+        who = _who(ranks)
+        head = f"{failed.type_name} in {who}" + (" (the same on each)" if len(ranks) > 1 else "")
+        message = str(exc) if isinstance(exc, Explained) else failed.message
+        return [head, _render(failed, color=True), f"{failed.type_name}: {message}"]
+
+    try:
+        exc._render_traceback_ = render  # type: ignore[attr-defined]
+    except AttributeError:  # a type without __dict__: the ordinary traceback has the notes
+        return
+
+
+def _render(failed: Failed, color: bool) -> str:
+    """Format the worker's frames with the kernel's knowledge of its cells."""
+    mark, plain = ("\x1b[1m", "\x1b[0m") if color and sys.stdout is not None else ("", "")
+    parts = []
+    last = len(failed.frames) - 1
+    for position, frame in enumerate(failed.frames):
+        parts.append(f"{mark}{place(frame)}{plain}, in {frame.name}")
+        if cell_number(frame.filename) is not None or position == last:
+            parts.append(_around(frame))
+        elif frame.line:
+            parts.append(f"      {frame.line}")
+    return "\n".join(parts)
+
+
+def place(frame: Frame) -> str:
+    """Say where a line is, in the notebook's own terms if it is in a cell."""
+    cell = cell_number(frame.filename)
+    if cell is not None:
+        return f"Cell In[{cell}], line {frame.lineno}"
+    return f"File {frame.filename}:{frame.lineno}"
+
+
+def innermost(stacks: str) -> str:
+    """Say where a rank is from what faulthandler wrote: the newest line outside torch."""
+    _, _, main = stacks.rpartition("Current thread")
+    lines = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main or stacks)
+    if not lines:
+        return "in native code"
+    named = [Frame(filename, int(number), name, "") for filename, number, name in lines]
+    theirs = [f for f in named if "/torch/" not in f.filename and _PACKAGE not in f.filename]
+    inside = f" (in {named[0].name})" if not theirs or theirs[0] is not named[0] else ""
+    return f"at {place(theirs[0] if theirs else named[0])}{inside}"
+
+
+def _around(frame: Frame, context: int = 2) -> str:
+    lines = linecache.getlines(frame.filename)
+    if not lines:
+        return f"----> {frame.lineno} {frame.line}"
+    first = max(1, frame.lineno - context)
+    shown = []
+    for number in range(first, min(len(lines), frame.lineno + context) + 1):
+        arrow = "---->" if number == frame.lineno else "     "
+        shown.append(f"{arrow} {number:>3} {lines[number - 1].rstrip()}")
+    return "\n".join(shown)
+
+
+def cell_number(filename: str) -> int | None:
+    """Give the execution count of the cell that was compiled as ``filename``, if one was."""
+    shell: Any = _shell()
+    names = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    if filename in names:
+        return int(names[filename])
+    match = re.match(r"<ipython-input-(\d+)-", filename)
+    return int(match.group(1)) if match else None
+
+
+def _shell() -> Any:
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None

@@ -1,0 +1,119 @@
+"""A run that goes on while the cell has returned: the handle that ``block=False`` gives.
+
+The run is driven by a thread of its own, which lives exactly as long as the run. What it prints
+goes to the cell that started it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from notebook_accel.errors import LaunchError
+from notebook_accel.launch.result import RunResult
+
+if TYPE_CHECKING:
+    from notebook_accel.launch.run import Run
+
+
+class RunHandle:
+    """A running launch: ``wait()`` for its result, ``stop()`` it after a step, or ``kill()`` it.
+
+    It can be awaited in a cell: ``result = await handle``.
+    """
+
+    def __init__(self, go: Callable[[RunHandle], RunResult]) -> None:
+        self._go = go
+        self._run: Run | None = None
+        self._asked: list[str] = []
+        self._result: RunResult | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        self._adopt_cell = _cell_adopter()
+        self._thread = threading.Thread(target=self._drive, name="notebook_accel run", daemon=True)
+        self._thread.start()
+
+    def attach(self, run: Run) -> None:
+        """Take the attempt that is about to start; called by the launcher."""
+        self._run = run
+        for what in self._asked:
+            getattr(run, what)()
+
+    @property
+    def done(self) -> bool:
+        """True when the run has ended and left nothing behind."""
+        return self._done.is_set()
+
+    @property
+    def history(self) -> Any:
+        """The curves so far."""
+        if self._run is None:
+            raise LaunchError(
+                "the run has not started yet",
+                "its workers are being prepared",
+                "ask again in a moment, or call wait() first",
+            )
+        return self._run.history
+
+    def stop(self) -> None:
+        """Ask the ranks to stop after a step they agree on; ``wait()`` then has the rest."""
+        self._ask("stop")
+
+    def kill(self) -> None:
+        """End the ranks now."""
+        self._ask("kill")
+
+    def wait(self, timeout_s: float | None = None) -> RunResult:
+        """Wait for the end and give the result.
+
+        Errors: what a blocking launch would have raised; LaunchError if the run is still going
+        after ``timeout_s``.
+        """
+        if not self._done.wait(timeout_s):
+            raise LaunchError(
+                f"the run is still going after {timeout_s} s",
+                "wait() was given a limit; the run was not",
+                "call wait() again, stop() or kill()",
+            )
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def __await__(self) -> Generator[Any, None, RunResult]:
+        import asyncio
+
+        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
+
+    def __repr__(self) -> str:
+        if not self.done:
+            return "RunHandle(running)"
+        return f"RunHandle(done: {self._error or self._result!r})"
+
+    def _ask(self, what: str) -> None:
+        self._asked.append(what)
+        if self._run is not None:
+            getattr(self._run, what)()
+
+    def _drive(self) -> None:
+        self._adopt_cell()
+        try:
+            self._result = self._go(self)
+        except BaseException as error:  # it is the user's: wait() raises it
+            self._error = error
+        finally:
+            self._done.set()
+
+
+def _cell_adopter() -> Callable[[], None]:
+    """Give a function that makes its thread print under the cell that is running now."""
+    module = sys.modules.get("IPython")
+    shell: Any = module.get_ipython() if module is not None else None
+    owner: Any = shell if hasattr(shell, "get_parent") else getattr(shell, "kernel", None)
+    if not hasattr(owner, "get_parent") or not hasattr(shell, "set_parent"):
+        return lambda: None
+    parent = owner.get_parent()
+    return lambda: shell.set_parent(parent)

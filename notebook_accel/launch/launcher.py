@@ -1,0 +1,213 @@
+"""``notebook_launcher``: check, plan, choose how to start, run, and give the result.
+
+Nothing of the kernel changes by a launch: no environment variable, signal handler, thread count
+or open file is different afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from notebook_accel.config.schema import DEFAULT_PRECISION, LaunchSettings, given
+from notebook_accel.errors import ConfigError, RunInterrupted, RunTimeout
+from notebook_accel.events.sinks import Sink
+from notebook_accel.launch import devices, display, inline, preflight, start
+from notebook_accel.launch.handle import RunHandle
+from notebook_accel.launch.plan import LaunchPlan, plan
+from notebook_accel.launch.result import RunResult
+from notebook_accel.launch.run import Interrupts, Order, Run, with_restart
+from notebook_accel.launch.streams import Console
+
+_VIEW = "notebook_accel.ui.live"
+_MULTI_NODE_PORT = 29500
+
+
+def notebook_launcher(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = DEFAULT_PRECISION,
+    use_port: str | int | None = None,
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: Mapping[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    device: str | int | list[int] | None = None,
+    start_method: str = "auto",
+    block: bool = True,
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    on_interrupt: str = "raise",
+) -> Any:
+    """Run ``function(*args, **kwargs)`` on several processes and return what each one returned.
+
+    Every rank calls the same function; ``Accelerator()`` inside it knows which rank it is. Objects
+    of the notebook can be used freely: each worker has its own copy, and only what the function
+    returns comes back (modules, tensors and plain data, moved to the CPU).
+
+    args, kwargs: the function's arguments; ``args`` is a tuple or a list.
+    num_processes: ranks on this machine; None: as many as there are accelerators, else 1.
+    mixed_precision: "no", "fp16", "bf16" or "fp8", for every ``Accelerator()`` in the function.
+    use_port, master_addr: where the ranks meet; by default a free port of this machine.
+    node_rank, num_nodes: this machine's number, and how many take part: every machine runs the
+        same cell, with the first one's ``master_addr`` and ``use_port``.
+    rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id: as in torch elastic; only "static" and, on
+        one machine, "c10d" exist, and they mean the same.
+    max_restarts: how often all ranks start again after a failure.
+    monitor_interval: accepted for compatibility; events are waited for, not polled.
+    log_line_prefix_template: what stands before each line of a rank, as ``"[${rank}] "``.
+    device: None or "auto", "cpu", "cuda", "mps", "auto-or-cpu" (CPU ranks where accelerators are
+        missing), the number of one GPU, or a list of numbers, which picks and orders.
+    start_method: "auto", "fork", "forkserver", "spawn" or "inline" (one rank, in this process).
+    block: False returns a handle at once, with ``wait()``, ``stop()`` and ``kill()``; it can also
+        be awaited.
+    timeout_s: seconds after which the run is ended, with where each rank was.
+    env: environment variables for the workers.
+    on_interrupt: "raise" RunInterrupted, which carries the partial result, or "return" it.
+
+    Returns: a ``RunResult``: ``run[rank]``, ``run.history["loss"]``, ``run.logs``.
+    Ranks: called in the notebook's own process; a call inside a worker is refused.
+    Errors: ConfigError and LaunchError before anything starts; the function's own exception,
+        raised by the first rank that failed; WorkerDied; RunTimeout; RunInterrupted.
+    """
+    preflight.check_call(function, args, kwargs, num_processes=num_processes, env=env)
+    settings = LaunchSettings(
+        num_processes=num_processes,
+        mixed_precision=mixed_precision,
+        device=device,
+        start_method=start_method,
+        max_restarts=max_restarts,
+        timeout_s=timeout_s,
+        on_interrupt=on_interrupt,
+        num_nodes=num_nodes,
+        node_rank=node_rank,
+    )
+    _check_rendezvous(rdzv_backend, num_nodes)
+    placed = plan(
+        num_processes,
+        device,
+        devices.accelerators({**os.environ, **(env or {})}),
+        devices.usable_cores(),
+        node_rank,
+        num_nodes,
+    )
+    job = start.Job(function, tuple(args), dict(kwargs or {}))
+    given_settings = {"mixed_precision": str(mixed_precision)} if given(mixed_precision) else {}
+    if start_method == "inline":
+        return inline.run(job, placed, given_settings, dict(env or {}), _view)
+    port = _port(use_port, rdzv_endpoint, num_nodes)
+    address = rdzv_endpoint.partition(":")[0] or master_addr
+
+    def order() -> Order:
+        choice = start.choose(start_method)
+        for note in placed.notes:
+            print(f"note: {note}")
+        print(_launch_line(placed, choice))
+        start.prepare(choice.method)
+        return Order(
+            job, placed, choice, given_settings, dict(env or {}), address, port,
+            settings.timeout_s, settings.on_interrupt,
+        )  # fmt: skip
+
+    def sinks() -> list[Sink]:
+        num_ranks = len(placed.placements)
+        return [Console(num_ranks, log_line_prefix_template), display.Republisher()]
+
+    def go(handle: RunHandle | None = None) -> RunResult:
+        return _attempts(order, sinks, max_restarts, handle)
+
+    return go() if block else RunHandle(go)
+
+
+def debug_launcher(
+    function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2
+) -> RunResult:
+    """Run ``function`` on forked CPU processes over gloo, to debug what several ranks do.
+
+    Ranks: called in the main process.
+    Errors: as ``notebook_launcher``.
+    """
+    result: RunResult = notebook_launcher(function, args, num_processes, device="cpu")
+    return result
+
+
+def _attempts(
+    make_order: Callable[[], Order],
+    make_sinks: Callable[[], list[Sink]],
+    max_restarts: int,
+    handle: RunHandle | None,
+) -> RunResult:
+    """Run the order, again after each failure while restarts are left."""
+    with Interrupts() as interrupts:
+        order = make_order()
+        for attempt in range(max_restarts + 1):
+            run = Run(with_restart(order, attempt), interrupts)
+            title = f"{order.plan.device_words}, {order.choice.method}"
+            run.add_sinks([*make_sinks(), _view(run.history, title, len(order.plan.placements))])
+            if handle is not None:
+                handle.attach(run)
+            try:
+                return run.go()
+            except (RunInterrupted, RunTimeout):
+                raise
+            except Exception as error:
+                if attempt == max_restarts:
+                    raise
+                print(
+                    f"note: {type(error).__name__}: {error}\n"
+                    f"note: starting all ranks again ({attempt + 1} of {max_restarts} restarts)"
+                )
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _view(history: Any, title: str, num_ranks: int) -> Sink:
+    """Make the live view by its name: the launch side does not import what draws."""
+    view: Sink = importlib.import_module(_VIEW).live_view(history, title, num_ranks)
+    return view
+
+
+def _launch_line(placed: LaunchPlan, choice: start.Choice) -> str:
+    threads = f"{placed.num_threads} thread{'s' if placed.num_threads > 1 else ''} each"
+    return f"Launching on {placed.device_words}, {threads}, by {choice.method} ({choice.reason})."
+
+
+def _check_rendezvous(backend: str, num_nodes: int) -> None:
+    if backend in ("", "static") or (backend == "c10d" and num_nodes == 1):
+        return
+    raise ConfigError(
+        f"rdzv_backend={backend!r} with num_nodes={num_nodes} is not supported",
+        "several machines meet at master_addr and use_port of the first one",
+        'leave out rdzv_backend, or pass "static"',
+    )
+
+
+def _port(use_port: str | int | None, endpoint: str, num_nodes: int) -> int | None:
+    """Read the port, from the endpoint first; None means any free one of this machine."""
+    wanted = endpoint.partition(":")[2] or use_port
+    if wanted in (None, ""):
+        return _MULTI_NODE_PORT if num_nodes > 1 else None
+    text = str(wanted)
+    if isinstance(wanted, bool) or not text.isdigit() or not 0 <= int(text) < 65536:
+        raise ConfigError(
+            f"use_port={wanted!r} is not a port",
+            "a port is a number from 0 to 65535; 0 takes a free one",
+            "leave out use_port: a free port is taken",
+        )
+    if int(text) == 0 and num_nodes > 1:
+        raise ConfigError(
+            "use_port=0 with several machines",
+            "the other machines must know the port beforehand",
+            f"pass the same free port on every machine, for example {_MULTI_NODE_PORT}",
+        )
+    return int(text)

@@ -1,0 +1,57 @@
+"""Memory that two processes share by descriptor: files without a name, and the page of flags.
+
+Never /dev/shm by name: containers limit it to 64 MB and answer more with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+
+
+def anonymous_file(label: str) -> int:
+    """Make an empty file that only descriptors reach; return its descriptor.
+
+    On Linux it lives in memory (memfd); elsewhere it is an unlinked temporary file.
+    """
+    if sys.platform == "linux":
+        return os.memfd_create(f"notebook_accel-{label}", os.MFD_CLOEXEC)
+    fd, path = tempfile.mkstemp(prefix="notebook_accel-")
+    os.unlink(path)
+    return fd
+
+
+def map_privately(fd: int) -> memoryview:
+    """Map the file behind ``fd`` so that writes stay in this process; b"" for an empty file.
+
+    The mapping lives as long as something refers to it; ``fd`` may be closed at once.
+    """
+    size = os.fstat(fd).st_size
+    if size == 0:
+        return memoryview(b"")
+    return memoryview(
+        mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    )
+
+
+class FlagPage:
+    """The one way down into a running worker: a shared page whose bytes are questions.
+
+    Byte 0 is *stop*. The kernel writes, workers read; a read costs a byte load.
+    """
+
+    def __init__(self, fd: int, create: bool = False) -> None:
+        if create:
+            os.ftruncate(fd, mmap.PAGESIZE)
+        self._page = mmap.mmap(fd, mmap.PAGESIZE)
+
+    @property
+    def stop(self) -> bool:
+        """True once the run was asked to stop."""
+        return self._page[0] != 0
+
+    def ask_stop(self) -> None:
+        """Ask every rank to stop at the next step they agree on."""
+        self._page[0] = 1

@@ -1,0 +1,297 @@
+"""One run: made, driven to its end, read out, taken apart.
+
+``Run.go`` is the blocking driver. A handle (``block=False``) drives the same object from a thread
+that lives as long as the run, for the system ties a worker's life to the thread that forked it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from notebook_accel.errors import ConfigError, LaunchError, RunInterrupted
+from notebook_accel.events.history import History
+from notebook_accel.events.sinks import Sink
+from notebook_accel.launch import start, streams, verdict, wire
+from notebook_accel.launch.guard import Guard
+from notebook_accel.launch.memory import FlagPage, anonymous_file
+from notebook_accel.launch.plan import LaunchPlan
+from notebook_accel.launch.result import RunResult
+from notebook_accel.launch.seat import Lane, Seat, open_lane
+from notebook_accel.launch.supervise import RankState, Supervisor
+
+
+@dataclass(frozen=True)
+class Order:
+    """Everything decided about a run before it starts."""
+
+    job: start.Job
+    plan: LaunchPlan
+    choice: start.Choice
+    settings: dict[str, Any]
+    env: dict[str, str]
+    master_addr: str
+    port: int | None
+    timeout_s: float | None
+    on_interrupt: str
+
+
+class Interrupts:
+    """Ctrl-C and the interrupt button, as calls instead of an exception, while a run goes on.
+
+    Only the main thread can be interrupted; elsewhere this does nothing. The former handler is
+    back in place afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.on_interrupt: list[Any] = []
+
+    def __enter__(self) -> Interrupts:
+        self._former: Any = None
+        if threading.current_thread() is threading.main_thread():
+            former = signal.getsignal(signal.SIGINT)
+            if former is not None:  # None: a handler that Python could not put back
+                self._former = former
+                signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._former is not None:
+            signal.signal(signal.SIGINT, self._former)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.count += 1
+        for call in self.on_interrupt:
+            call()
+
+
+class Run:
+    """One attempt to carry out an order."""
+
+    def __init__(self, order: Order, interrupts: Interrupts) -> None:
+        self.order = order
+        self.history = History(len(order.plan.placements))
+        self.logs = streams.RankLogs(len(order.plan.placements))
+        self._sinks: list[Sink] = [self.history, self.logs]
+        self._interrupts = interrupts
+        self._supervisor: Supervisor | None = None
+        self._early: list[str] = []
+        self._classes = {
+            name: value
+            for name, value in list(vars(sys.modules["__main__"]).items())
+            if isinstance(value, type)
+        }
+
+    def add_sinks(self, sinks: Sequence[Sink]) -> None:
+        """Let ``sinks`` see every event, after the history has seen it; before ``go``."""
+        self._sinks += sinks
+
+    # ── asked from outside, from any thread ───────────────────────────────────────────────────
+
+    def stop(self) -> None:
+        """Ask the ranks to stop at a step they agree on."""
+        self._ask("stop")
+
+    def kill(self) -> None:
+        """End the ranks now."""
+        self._ask("kill")
+
+    def _ask(self, what: str) -> None:
+        self._early.append(what)
+        if self._supervisor is not None:
+            self._supervisor.wake()
+
+    # ── driving ───────────────────────────────────────────────────────────────────────────────
+
+    def go(self) -> RunResult:
+        """Start the workers, watch them to their end, and give the result.
+
+        Errors: the user's own exception, WorkerDied, WorkerFailed, RunTimeout, RunInterrupted.
+        """
+        began = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            lanes = self._start(stack)
+            supervisor = self._supervisor
+            assert supervisor is not None
+            try:
+                self._drive(supervisor)
+            finally:
+                supervisor.close()
+            return self._read_out(supervisor, lanes, time.monotonic() - began)
+
+    def _start(self, stack: contextlib.ExitStack) -> list[Lane]:
+        order = self.order
+        flags_fd = anonymous_file("flags")
+        stack.callback(os.close, flags_fd)
+        flags = FlagPage(flags_fd, create=True)
+        store, env = _rendezvous(order, stack)
+        seats = []
+        for placement in order.plan.placements:
+            seat = Seat(
+                placement,
+                _threads(order),
+                {**env, **_rank_env(placement), **order.plan.env, **order.env},
+                order.settings,
+                "IPython" in sys.modules,
+            )
+            lane, seat = open_lane(seat, flags_fd, store)
+            stack.callback(lane.close)
+            seats.append((lane, seat))
+        guard = Guard()
+        try:
+            crew = start.start(order.choice.method, order.job, seats, [guard.fd])
+        except BaseException:
+            guard.dismiss()
+            for lane, _ in seats:
+                for fd in (lane.stdout, lane.stderr, lane.events):
+                    os.close(fd)
+            raise
+        lanes = [lane for lane, _ in seats]
+        self._supervisor = Supervisor(crew, lanes, flags, guard, self._sinks, order.timeout_s)
+        return lanes
+
+    def _drive(self, supervisor: Supervisor) -> None:
+        interrupted = 0
+        self._interrupts.on_interrupt.append(supervisor.wake)
+        try:
+            while not supervisor.done:
+                if self._interrupts.count > interrupted:
+                    interrupted += 1
+                    self._early.append("stop" if interrupted == 1 else "kill")
+                while self._early:
+                    supervisor.kill() if self._early.pop(0) == "kill" else supervisor.stop()
+                supervisor.step()
+        finally:
+            self._interrupts.on_interrupt.remove(supervisor.wake)
+
+    # ── reading out ───────────────────────────────────────────────────────────────────────────
+
+    def _read_out(self, supervisor: Supervisor, lanes: list[Lane], took_s: float) -> RunResult:
+        ranks = supervisor.ranks
+        reason = supervisor.ending.reason if supervisor.ending is not None else ""
+        if reason == "failure":
+            raise verdict.blame(ranks, self._exception_of(ranks))
+        values = [self._value(state) for state in ranks]
+        stopped = bool(reason) or any(s.returned is not None and s.returned.stopped for s in ranks)
+        result = RunResult(
+            [
+                None if state.returned is None or state.returned.stopped else value
+                for state, value in zip(ranks, values, strict=True)
+            ],
+            self.history,
+            self.logs.texts(),
+            took_s,
+            self.order.plan.device_words,
+            self.order.choice.method,
+            stopped,
+            _salvaged(ranks, values),
+        )
+        if reason == "timeout":
+            assert self.order.timeout_s is not None
+            error = verdict.timed_out(self.order.timeout_s, ranks, supervisor.stacks)
+            error.result = result  # type: ignore[attr-defined]
+            raise error
+        if reason == "interrupt" and self.order.on_interrupt == "raise":
+            raise RunInterrupted(_how_it_stopped(ranks), result)
+        return result
+
+    def _value(self, state: RankState) -> Any:
+        if state.returned is None:
+            return None
+        try:
+            return wire.read(state.lane.result, self._classes)
+        except Exception as error:
+            raise LaunchError(
+                f"what rank {state.rank} returned could not be read here: {error!r}",
+                "it was pickled in the worker and must be unpickled in the notebook",
+                "return tensors, modules, numbers, strings and containers of them",
+            ) from error
+
+    def _exception_of(self, ranks: list[RankState]) -> Any:
+        def exception_of(rank: int) -> BaseException | None:
+            failed = ranks[rank].failed
+            if failed is None or not failed.num_bytes:
+                return None
+            try:
+                exc = wire.read(ranks[rank].lane.result, self._classes)
+            except Exception:  # the description that came beside it says everything
+                return None
+            return exc if isinstance(exc, BaseException) else None
+
+        return exception_of
+
+
+def _salvaged(ranks: list[RankState], values: list[Any]) -> list[Any]:
+    first = ranks[0].returned
+    return list(values[0]) if first is not None and first.stopped else []
+
+
+def _how_it_stopped(ranks: list[RankState]) -> str:
+    steps = sorted({state.last_step for state in ranks})
+    at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    killed = [state.rank for state in ranks if state.we_killed and not state.reported]
+    how = f"; ranks {killed} had to be killed" if killed else ""
+    return f"the run was stopped at {at}{how}; the partial result is in this exception's .result"
+
+
+# ── the rendezvous ────────────────────────────────────────────────────────────────────────────
+
+
+def _rendezvous(order: Order, stack: contextlib.ExitStack) -> tuple[int, dict[str, str]]:
+    """Bind the socket on which rank 0 will serve the store; give it and what workers must know.
+
+    Bound here and handed over, so that no other program can take the port in between.
+    """
+    places = order.plan.placements
+    one_machine = places[0].size == len(places)
+    env = {
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": str(order.port or 0),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # every rank is a client of rank 0's store
+    }
+    if one_machine and "GLOO_SOCKET_IFNAME" not in os.environ:
+        env["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    if places[0].rank != 0:
+        return -1, env
+    listener = stack.enter_context(socket.socket())
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((order.master_addr if one_machine else "", order.port or 0))
+    except OSError as error:
+        raise ConfigError(
+            f"port {order.port} on {order.master_addr} cannot be used: {error.strerror}",
+            "another program, perhaps another notebook's run, listens there",
+            "leave out use_port: a free port is taken",
+        ) from error
+    listener.listen(max(128, places[0].size))
+    env["MASTER_PORT"] = str(listener.getsockname()[1])
+    return listener.fileno(), env
+
+
+def _rank_env(placement: Any) -> dict[str, str]:
+    return {
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(placement.size),
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_size),
+    }
+
+
+def _threads(order: Order) -> int:
+    asked = order.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", ""))
+    return int(asked) if asked.isdigit() and int(asked) > 0 else order.plan.num_threads
+
+
+def with_restart(order: Order, attempt: int) -> Order:
+    """The same order, telling the workers which attempt this is."""
+    env = {**order.env, "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+    return replace(order, env=env)

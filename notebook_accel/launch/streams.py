@@ -1,0 +1,185 @@
+"""What ranks write, from file descriptors 1 and 2 of a worker to the cell: whole lines, tagged.
+
+Capturing descriptors (not ``sys.stdout``) catches C++ prints and subprocesses too. One pipe for
+each rank and stream keeps lines whole; the kernel cuts them and writes a batch at a time.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import time
+from io import TextIOWrapper
+from string import Template
+from typing import Any
+
+from notebook_accel.errors import LaunchError
+from notebook_accel.events.model import Output
+
+# Marks a line that speaks for the run and gets no tag; never seen by anybody.
+_ANNOUNCED = "\x1e"
+MAX_LINE_BYTES = 1 << 16
+WRITE_INTERVAL_S = 0.05
+
+
+class WorkerText(TextIOWrapper):
+    """A worker's ``sys.stdout`` or ``sys.stderr``: line-buffered, onto its captured descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(
+            open(fd, "wb", closefd=False),  # noqa: SIM115
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+
+    def announce(self, text: str) -> None:
+        """Write ``text`` as the run's own words: its lines carry no rank."""
+        self.write("".join(_ANNOUNCED + line for line in text.splitlines(keepends=True)))
+
+
+def redirect(stdout: int, stderr: int, rank: int) -> None:
+    """Point this worker's streams at its pipes, its stdin at nothing, and refuse ``input()``."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for fd, target in ((stdout, 1), (stderr, 2), (null, 0)):
+        os.dup2(fd, target)
+        os.close(fd)
+    sys.stdout = sys.__stdout__ = WorkerText(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = WorkerText(2)  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc] # noqa: SIM115
+
+    def refuse(prompt: object = "") -> str:
+        raise LaunchError(
+            f"input({prompt!r}) cannot be answered in worker {rank}",
+            "a worker is another process, without the notebook's input box",
+            "ask in the cell before the launch and pass the answer in args=(...)",
+        )
+
+    builtins.input = refuse
+
+
+class LineCutter:
+    """Bytes of one pipe in, whole lines out. ``\\r`` ends a line too, for progress bars."""
+
+    def __init__(self, rank: int, stream: str) -> None:
+        self._rank = rank
+        self._stream = stream
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Output]:
+        """Take what was read; give the lines that are now whole, in batches of one kind."""
+        data = self._rest + data
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not cut and len(data) > MAX_LINE_BYTES:
+            cut = len(data)
+        self._rest = data[cut:]
+        return self._outputs(data[:cut].decode("utf-8", "replace"))
+
+    def finish(self) -> list[Output]:
+        """The pipe has ended: give what was left of a last line, with an end to it."""
+        text = self._rest.decode("utf-8", "replace")
+        self._rest = b""
+        return self._outputs(text + "\n") if text else []
+
+    def _outputs(self, text: str) -> list[Output]:
+        if _ANNOUNCED not in text:
+            return [Output(self._rank, self._stream, text)] if text else []
+        outputs: list[Output] = []
+        for line in _lines(text):
+            said = line.startswith(_ANNOUNCED)
+            line = line.replace(_ANNOUNCED, "")
+            if outputs and outputs[-1].announced == said:
+                line = outputs.pop().text + line
+            outputs.append(Output(self._rank, self._stream, line, said))
+        return outputs
+
+
+def _lines(text: str) -> list[str]:
+    """Split after ``\\n``, ``\\r\\n`` and ``\\r`` only (``splitlines`` also cuts at form feeds)."""
+    lines = []
+    for line in text.split("\n"):
+        parts = line.split("\r")
+        lines += [part + "\r" for part in parts[:-1]]
+        lines.append(parts[-1] + "\n")
+    if lines[-1] == "\n":
+        lines.pop()
+    elif not text.endswith("\n"):
+        lines[-1] = lines[-1][:-1]
+    return [line for line in lines if line]
+
+
+class Console:
+    """A sink that writes the ranks' lines under the cell, a batch at a time, tagged by rank.
+
+    A run of one rank, and what ``accelerator.print`` says, has no tag. ``template`` is
+    a ``string.Template`` over rank, local_rank and role_name, as torch elastic has it.
+    """
+
+    def __init__(self, num_ranks: int, template: str | None = None) -> None:
+        self._tags = [
+            Template(template).safe_substitute(rank=rank, local_rank=rank, role_name="default")
+            if template is not None
+            else (f"[{rank}] " if num_ranks > 1 else "")
+            for rank in range(num_ranks)
+        ]
+        self._batch: list[tuple[str, str]] = []
+        self._due = 0.0
+
+    def handle(self, event: Any) -> None:
+        """Take the lines of one rank into the batch."""
+        if isinstance(event, Output):
+            tag = "" if event.announced else self._tags[event.rank]
+            text = event.text
+            if tag:
+                text = "".join(
+                    tag + line if line.strip("\r\n") else line for line in _lines(event.text)
+                )
+            if self._batch and self._batch[-1][0] == event.stream:
+                text = self._batch.pop()[1] + text
+            self._batch.append((event.stream, text))
+
+    def tick(self) -> None:
+        """Write the batch if the last one was written a while ago."""
+        if self._batch and time.monotonic() >= self._due:
+            self._write()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._write()
+
+    def _write(self) -> None:
+        batch, self._batch = self._batch, []
+        for stream, text in batch:
+            target = sys.stdout if stream == "stdout" else sys.stderr
+            target.write(text)
+            target.flush()
+        self._due = time.monotonic() + WRITE_INTERVAL_S
+
+
+class RankLogs:
+    """A sink that keeps what each rank wrote, at most the last ``max_chars`` of it."""
+
+    def __init__(self, num_ranks: int, max_chars: int = 4_000_000) -> None:
+        self._parts: list[list[str]] = [[] for _ in range(num_ranks)]
+        self._sizes = [0] * num_ranks
+        self._max_chars = max_chars
+
+    def handle(self, event: Any) -> None:
+        """Keep the lines of one rank."""
+        if isinstance(event, Output):
+            parts = self._parts[event.rank]
+            parts.append(event.text)
+            self._sizes[event.rank] += len(event.text)
+            while self._sizes[event.rank] > self._max_chars and len(parts) > 1:
+                self._sizes[event.rank] -= len(parts.pop(0))
+
+    def tick(self) -> None:
+        """Nothing is due."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def texts(self) -> list[str]:
+        """Give what each rank wrote, in rank order."""
+        return ["".join(parts) for parts in self._parts]

@@ -1,0 +1,150 @@
+"""Whose fault was it: from what the ranks left behind to the one error that the cell shows.
+
+The blamed rank is the first that failed for a reason of its own. A broken connection is what the
+others see when a rank has gone, so it is blamed only when nothing else explains it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Mapping
+
+from notebook_accel.errors import LaunchError, RunTimeout, WorkerDied
+from notebook_accel.events.model import Failed
+from notebook_accel.launch import failure
+from notebook_accel.launch.supervise import RankState
+
+_SIGNAL_ADVICE = {
+    signal.SIGKILL: (
+        "something outside it sent SIGKILL; most often the system, when memory runs out",
+        "use a smaller batch or fewer processes, and watch the memory while it runs",
+    ),
+    signal.SIGSEGV: (
+        "native code read memory that is not there; its Python stack is in the output above",
+        "look at the last line of that stack; try a smaller case, or DataLoader(num_workers=0)",
+    ),
+    signal.SIGABRT: (
+        "native code gave up (abort); its last words are in the output above",
+        "look for the message just before the stack",
+    ),
+    signal.SIGBUS: (
+        "shared memory ran out (often /dev/shm of a container)",
+        "use DataLoader(num_workers=0), or give the container more shared memory",
+    ),
+    signal.SIGTERM: (
+        "something outside the launcher sent SIGTERM",
+        "look for a job scheduler's limit, or another program that stops processes",
+    ),
+}
+
+
+def blame(
+    ranks: list[RankState], exception_of: Callable[[int], BaseException | None]
+) -> BaseException:
+    """Make the error of a failed run; ``exception_of`` rebuilds a rank's own exception.
+
+    Some rank must have failed or died without a word.
+    """
+    troubled = sorted((s.order, rank) for rank, s in enumerate(ranks) if s.order)
+    own = [rank for _, rank in troubled if not _is_comm(ranks[rank])]
+    if not own:
+        return _nobodys_own(ranks, troubled[0][1], exception_of)
+    first = own[0]
+    failed = ranks[first].failed
+    if failed is None:
+        return _died(ranks[first])
+    if failed.type_name == "SystemExit":
+        return _left(ranks[first], failed)
+    same = [ranks[rank].rank for rank in own if _same(ranks[rank].failed, failed)]
+    return failure.revive(failed, exception_of(first), same)
+
+
+def _is_comm(state: RankState) -> bool:
+    return state.failed is not None and state.failed.is_comm
+
+
+def _same(one: Failed | None, other: Failed) -> bool:
+    if one is None or (one.type_name, len(one.frames)) != (other.type_name, len(other.frames)):
+        return False
+    lines = [
+        (a.filename, a.lineno) == (b.filename, b.lineno)
+        for a, b in zip(one.frames, other.frames, strict=True)
+    ]
+    return all(lines) and _without_numbers(one.message) == _without_numbers(other.message)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "#", text)  # "rank 3 ..." and "cuda:1 ..." are the same failure
+
+
+def _nobodys_own(
+    ranks: list[RankState], first: int, exception_of: Callable[[int], BaseException | None]
+) -> BaseException:
+    """Only connections broke: a rank that returned while the others waited is the reason."""
+    early = [state for state in ranks if state.returned is not None]
+    failed = ranks[first].failed
+    assert failed is not None
+    waiting = ranks[first].rank
+    if not early:
+        return failure.revive(failed, exception_of(first), [waiting])
+    where = failed.frames[-1] if failed.frames else None
+    place = f" at {failure.place(where)}" if where is not None else ""
+    return WorkerDied(
+        f"rank {early[0].rank} returned early, {_after(early[0])}, "
+        f"while rank {waiting} waited for it{place}",
+        f"a collective needs every rank; rank {waiting} saw: {failed.message.splitlines()[0]}",
+        "let every rank run the same number of steps and call the same collectives",
+        rank=early[0].rank,
+    )
+
+
+def _after(state: RankState) -> str:
+    return f"after step {state.last_step}" if state.last_step else "before its first step"
+
+
+def _died(state: RankState) -> WorkerDied:
+    rank = state.rank
+    code = state.code if state.code is not None else 0
+    if code < 0:
+        number = signal.Signals(-code)
+        why, fix = _SIGNAL_ADVICE.get(number, ("a signal ended it", "look at its output above"))
+        what = f"rank {rank} was killed by {number.name}, {_after(state)}"
+    else:
+        what = f"rank {rank} left with exit code {code}, {_after(state)}, without returning"
+        why = "something called os._exit, or native code ended the process"
+        fix = "let the function return, or raise an exception that says what is wrong"
+    return WorkerDied(what, why, fix, rank=rank, exit_code=code)
+
+
+def _left(state: RankState, failed: Failed) -> WorkerDied:
+    rank = state.rank
+    code = int(failed.message) if failed.message.isdigit() else 1
+    where = f" at {failure.place(failed.frames[-1])}" if failed.frames else ""
+    return WorkerDied(
+        f"rank {rank} called sys.exit({failed.message}){where}, {_after(state)}",
+        "a worker that exits leaves the others waiting",
+        "return from the function instead; raise an exception if something is wrong",
+        rank=rank,
+        exit_code=code,
+    )
+
+
+def timed_out(timeout_s: float, ranks: list[RankState], stacks: Mapping[int, str]) -> LaunchError:
+    """Make the error of a run that took too long, with where each rank was."""
+    where = []
+    for local_rank, state in enumerate(ranks):
+        rank = state.rank
+        if state.returned is not None and not state.returned.stopped:
+            where.append(f"rank {rank} had returned, {_after(state)}")
+        elif local_rank in stacks:
+            where.append(
+                f"rank {rank} was {failure.innermost(stacks[local_rank])}, {_after(state)}"
+            )
+        else:
+            where.append(f"rank {rank} could not be asked, {_after(state)}")
+    return RunTimeout(
+        f"the run took longer than timeout_s={timeout_s:g}",
+        "; ".join(where),
+        "give it more time, or look at the ranks that wait for another one",
+    )
