@@ -25,11 +25,14 @@ VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
 ENVIRONMENT_READERS = {
     "cli/env.py",  # prints it
     "config/placement.py",  # a launch by torchrun
-    "config/training.py",  # Accelerate's variables for the training loop
+    "config/training.py",  # settings from the environment, by their known names
     "errors.py",  # NOTEBOOK_ACCEL_TRACE
     "launch/devices.py",  # CUDA_VISIBLE_DEVICES
     "launch/failure.py",  # NOTEBOOK_ACCEL_TRACE
     "launch/forkserver.py",  # takes over the kernel's environment
+    "launch/inline.py",  # lends the kernel a worker's, and takes it back
+    "launch/launcher.py",  # what device listing sees
+    "launch/run.py",  # OMP_NUM_THREADS
     "launch/start.py",  # hands the environment on
     "launch/worker.py",  # gives a worker its own
     "ranks/world.py",  # a launch by torchrun
@@ -45,6 +48,11 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node
+
+
+def num_lines_of_work(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 def public_without_docstring(body: list[ast.stmt], inside: str = "") -> Iterator[str]:
@@ -91,11 +99,12 @@ def test_a_file_has_fewer_than_400_lines(path: Path) -> None:
 
 
 @every_file
-def test_a_function_has_fewer_than_60_lines(path: Path) -> None:
+def test_a_function_does_its_work_in_fewer_than_60_lines(path: Path) -> None:
+    """Signature and docstring do not count: they are read by other people than the work is."""
     long = [
         f"{node.name}, line {node.lineno}"
         for node in functions(ast.parse(path.read_text()))
-        if (node.end_lineno or 0) - node.lineno + 1 >= 60
+        if num_lines_of_work(node) >= 60
     ]
     assert long == []
 
