@@ -166,8 +166,9 @@ def _html(line: str, fraction: float | None) -> str:
             f'<span style="display:block;width:{100 * fraction:.0f}%;{shape};'
             'background:#2f86c9"></span></span>'
         )
-    text = html.escape(line).replace("\n", "<br>")
-    return f'<div style="font-variant-numeric:tabular-nums">{bar}{text}</div>'
+    text = html.escape(line).replace("\n", "<br>").replace("-&gt;", "→")
+    style = "padding:2px 8px;font-size:13px;font-variant-numeric:tabular-nums"
+    return f'<div style="{style}">{bar}{text}</div>'
 
 
 def picture(image: bytes, title: str, facts: str) -> dict[str, Any]:

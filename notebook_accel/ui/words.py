@@ -19,11 +19,11 @@ def status(history: History, rates: Rates) -> str:
     if "loss" in history:
         parts.append(f"loss {number(history.last('loss'))}")
     if pace.samples_per_s:
-        parts.append(f"{number(pace.samples_per_s)} samples/s")
+        parts.append(f"{rate(pace.samples_per_s)} samples/s")
     elif pace.steps_per_s:
-        parts.append(f"{number(pace.steps_per_s)} steps/s")
+        parts.append(f"{rate(pace.steps_per_s)} steps/s")
     if pace.pass_left_s is not None and pace.pass_left_s >= 1:
-        parts.append(f"{duration(pace.pass_left_s)} left in this epoch")
+        parts.append(f"epoch ends in {duration(round(pace.pass_left_s))}")
     return SEPARATOR.join(parts) or "waiting for the first step"
 
 
@@ -34,7 +34,7 @@ def summary(rates: Rates, seconds: float, ending: str = "") -> str:
         word = "step" if rates.step == 1 else "steps"
         parts.append(f"{rates.step:,} {word} in {duration(seconds)}")
     if rates.samples and seconds > 0:
-        parts.append(f"{number(rates.samples / seconds)} samples/s")
+        parts.append(f"{rate(rates.samples / seconds)} samples/s")
     return SEPARATOR.join(parts) or f"done in {duration(seconds)}"
 
 
@@ -50,10 +50,15 @@ def number(value: float) -> str:
     return f"{value:.3f}" if size >= 0.01 else f"{value:.2g}"
 
 
+def rate(value: float) -> str:
+    """A number of things per second; decimals only where they tell something."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
 def duration(seconds: float) -> str:
-    """Seconds as 4.1 s, 2:05 min or 1:02:05 h."""
+    """Seconds as 4.1 s, 2:05 min or 1:02:05 h; whole ones without decimals."""
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds} s" if isinstance(seconds, int) else f"{seconds:.1f} s"
     whole = round(seconds)
     minutes, hours = whole // 60 % 60, whole // 3600
     if hours:

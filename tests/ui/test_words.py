@@ -14,7 +14,7 @@ def test_the_line_says_where_the_run_is_and_how_fast_it_goes():
     rates.handle(Progress(0, 10, 3, 2, 23, 320), 10.0)
     rates.handle(Progress(0, 20, 3, 12, 23, 40320), 20.0)
     line = words.status(history, rates)
-    where, pace = "epoch 3 · batch 12/23 · step 20", "4,000 samples/s · 11.0 s left in this epoch"
+    where, pace = "epoch 3 · batch 12/23 · step 20", "4,000 samples/s · epoch ends in 11 s"
     assert line == f"{where} · loss 0.213 · {pace}"
 
 
@@ -41,9 +41,14 @@ def test_numbers_keep_their_meaning_at_every_size():
     assert words.number(-math.inf) == "-inf"
 
 
+def test_rates_have_decimals_only_where_they_tell_something():
+    assert [words.rate(v) for v in (0.5, 43.7, 5123.9)] == ["0.5", "44", "5,124"]
+
+
 def test_durations_read_like_a_clock():
-    assert [words.duration(s) for s in (0.42, 59.94, 125, 3725)] == [
+    assert [words.duration(s) for s in (0.42, 7, 59.94, 125, 3725)] == [
         "0.4 s",
+        "7 s",
         "59.9 s",
         "2:05 min",
         "1:02:05 h",
