@@ -46,6 +46,10 @@ class Pace:
         cost_s = time.thread_time() - start
         self._due = time.monotonic() + max(self._interval_s, 100 * cost_s)
 
+    def hold(self, seconds: float) -> None:
+        """Let no refresh happen for a while."""
+        self._due = max(self._due, time.monotonic() + seconds)
+
 
 class CellScreen:
     """A progress line and a picture in a notebook cell, each one output that is updated."""
@@ -98,6 +102,7 @@ class TextScreen:
 
     REWRITE_INTERVAL_S = 0.1
     PLAIN_INTERVAL_S = 5.0
+    AFTER_OUTPUT_S = 0.2
     _CLEAR = "\r\x1b[K"
 
     def __init__(self, title: str, stream: TextIO, rewrites: bool) -> None:
@@ -112,13 +117,14 @@ class TextScreen:
         if self._shown:
             self._write(self._CLEAR)
             self._shown = False
+        if self._rewrites:  # what was printed is written in batches: it may take a moment
+            self._pace.hold(self.AFTER_OUTPUT_S)
 
     def refresh(self, history: History, rates: Rates, alive_s: float) -> None:
         """Rewrite the line, or add one when the last is old."""
         line = f"{self._title}: {words.status(history, rates)}"
         if self._rewrites:
-            self._pace.run(lambda: self._write(f"{self._CLEAR}{_fitted(line)}"))
-            self._shown = True
+            self._pace.run(lambda: self._rewrite(line))
         elif alive_s >= self.PLAIN_INTERVAL_S:
             self._pace.run(lambda: self._write(f"{line}\n"))
 
@@ -130,6 +136,10 @@ class TextScreen:
             first, last = history["loss"][0], history.last("loss")
             loss = f"{words.SEPARATOR}loss {words.number(first)} -> {words.number(last)}"
         self._write(f"{self._title}: {line}{loss}\n")
+
+    def _rewrite(self, line: str) -> None:
+        self._write(f"{self._CLEAR}{_fitted(line)}")
+        self._shown = True
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
