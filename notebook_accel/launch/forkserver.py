@@ -77,7 +77,7 @@ class ForkServer:
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from notebook_accel.launch.forkserver import serve; "
-            f"serve({theirs.fileno()}, {os.getpid()}, {'IPython' in sys.modules})"
+            f"serve({theirs.fileno()}, {os.getpid()}, {'ipykernel' in sys.modules})"
         )
         self._process = subprocess.Popen(
             [interpreter.get_executable(), "-c", code],

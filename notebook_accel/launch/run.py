@@ -141,7 +141,7 @@ class Run:
                 _threads(order),
                 {**env, **_rank_env(placement), **order.plan.env, **order.env},
                 order.settings,
-                "IPython" in sys.modules,
+                "ipykernel" in sys.modules,
             )
             lane, seat = open_lane(seat, flags_fd, store)
             stack.callback(lane.close)

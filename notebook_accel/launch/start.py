@@ -40,18 +40,24 @@ WARM = (
     "torch.distributed.algorithms.join",
     "torch.nn.parallel",
     "torch.utils.data",
-    # "notebook_accel.runtime.accelerator",
+    "notebook_accel.runtime.accelerator",
 )
-_NOTEBOOK = ("IPython.core.interactiveshell", "ipywidgets", "comm")
+_NOTEBOOK = ("ipykernel.zmqshell", "ipywidgets", "comm")  # the first is what tqdm.auto looks for
 _OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.(so|dylib)[^/]*$")
 _DEVICE_FILE = re.compile(r"^/dev/(nvidia|dri/render|kfd|accel|vfio/\d)")
 _HARD_PAUSE = 2
 
 
 def warm(in_notebook: bool = False) -> None:
-    """Import what workers will need, once, before they are forked."""
+    """Import what workers will need, once, before they are forked.
+
+    Some of these imports set environment variables; the kernel's stay as they were.
+    """
+    before = dict(os.environ)
     for name in (*WARM, *(_NOTEBOOK if in_notebook else ())):
         importlib.import_module(name)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
 
 
 # ── which way ─────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,189 @@
+"""A real Jupyter kernel under a test's hand: run cells, interrupt, kill, see every message."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from jupyter_client.manager import KernelManager
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Reply:
+    """What one cell said."""
+
+    messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    took_s: float = 0.0
+
+    @property
+    def out(self) -> str:
+        """All stdout text."""
+        return self._stream("stdout")
+
+    @property
+    def err(self) -> str:
+        """All stderr text."""
+        return self._stream("stderr")
+
+    def _stream(self, name: str) -> str:
+        return "".join(c["text"] for t, c in self.messages if t == "stream" and c["name"] == name)
+
+    @property
+    def error(self) -> str:
+        """The name of the exception the cell ended with, or ""."""
+        return next((c["ename"] for t, c in self.messages if t == "error"), "")
+
+    @property
+    def traceback(self) -> str:
+        """What the cell shows of its exception, without colors."""
+        lines = [c["traceback"] for t, c in self.messages if t == "error"]
+        return _ANSI.sub("", "\n".join(lines[0])) if lines else ""
+
+    @property
+    def displays(self) -> list[dict[str, Any]]:
+        """The data of every display, newest last."""
+        kinds = ("display_data", "update_display_data")
+        return [c["data"] for t, c in self.messages if t in kinds]
+
+    def kinds(self) -> list[str]:
+        """The message types in order."""
+        return [t for t, _ in self.messages]
+
+
+class Kernel:
+    """One kernel process; use as a context manager."""
+
+    def __init__(self, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+        self._manager = KernelManager()
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self._manager.start_kernel(
+            env={**os.environ, "PYTHONPATH": path, **(env or {})}, cwd=str(cwd or ROOT)
+        )
+        self._connect()
+
+    def _connect(self) -> None:
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=60)
+        self.pid = int(self.run("import os; print(os.getpid())").out)
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown(now=True)
+
+    def start(self, code: str) -> str:
+        """Start a cell; give its message id."""
+        return self._client.execute(code, store_history=True)
+
+    def finish(self, message_id: str, timeout_s: float = 60.0, after_s: float = 0.0) -> Reply:
+        """Collect a cell's messages until it is idle (and ``after_s`` longer)."""
+        reply = Reply()
+        began = time.monotonic()
+        deadline = began + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"the cell is not done after {timeout_s} s: {reply.messages}")
+            try:
+                message = self._client.get_iopub_msg(timeout=left_s)
+            except queue.Empty:
+                continue
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                break
+            if kind not in ("status", "execute_input"):
+                reply.messages.append((kind, content))
+        reply.took_s = time.monotonic() - began
+        end = time.monotonic() + after_s
+        while time.monotonic() < end:
+            try:
+                message = self._client.get_iopub_msg(timeout=0.1)
+            except queue.Empty:
+                continue
+            if message["parent_header"].get("msg_id") == message_id:
+                reply.messages.append((message["msg_type"], message["content"]))
+        return reply
+
+    def run(self, code: str, timeout_s: float = 60.0, after_s: float = 0.0) -> Reply:
+        """Run a cell to its end."""
+        return self.finish(self.start(code), timeout_s, after_s)
+
+    def wait_for_output(self, message_id: str, text: str, timeout_s: float = 30.0) -> None:
+        """Wait until the running cell has printed ``text``; the messages are dropped."""
+        seen = ""
+        deadline = time.monotonic() + timeout_s
+        while text not in seen:
+            try:
+                message = self._client.get_iopub_msg(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"{text!r} did not come within {timeout_s} s: {seen}") from None
+            if message["parent_header"].get("msg_id") == message_id:
+                seen += message["content"].get("text", "")
+                seen += "\n".join(message["content"].get("traceback", []))
+
+    def interrupt(self) -> None:
+        """Do what the interrupt button does: SIGINT to the kernel's whole process group."""
+        self._manager.interrupt_kernel()
+
+    def restart(self) -> None:
+        """Restart the kernel; a new process answers afterwards."""
+        self._client.stop_channels()
+        self._manager.restart_kernel(now=False)
+        self._connect()
+
+    def kill(self) -> None:
+        """SIGKILL the kernel process alone, as the out-of-memory killer would."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def shutdown(self, now: bool = False) -> None:
+        """Shut the kernel down."""
+        self._client.stop_channels()
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel(now=now)
+        self._manager.cleanup_resources()
+
+
+def family(pid: int) -> set[int]:
+    """Give the pids of all living descendants of ``pid``, forkservers without workers left out."""
+    found = set()
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Give those of ``pids`` that still run."""
+    found = set()
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.add(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def wait_gone(pids: set[int], timeout_s: float = 5.0) -> set[int]:
+    """Wait until none of ``pids`` runs; give those that still do after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while (left := alive(pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
