@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
 from notebook_accel.events.history import History
@@ -25,6 +26,7 @@ WIDTH_PX, HEIGHT_PX = 720, 280
 _DPI = 100
 _COLUMNS = 240  # per panel: more columns than a line of this width can show apart
 _MAX_LINES = 4  # per panel
+_LOG_FROM = 1e5  # a straight scale shows a loss as people know it; only wild ranges leave it
 _INK, _FAINT, _GRID, _ALARM = "#24292f", "#57606a", "#e4e7eb", "#b3261e"
 _PENS = (
     ("#1763a6", "solid", "o"),
@@ -72,25 +74,51 @@ def curve(history: History, name: str, num_columns: int = _COLUMNS) -> Curve:
     return Curve(name, middles, means, lows, highs, broken, float(values[-1]))
 
 
+class Card:
+    """The picture of one run, drawn again and again: its axes are made once.
+
+    Losses share one panel; everything else that was logged shares a second one.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._figure: Any = None
+        self._panels: list[Any] = []
+
+    def png(self, history: History, scale: float = 1.0) -> bytes:
+        """Draw the history as PNG bytes of ``scale`` x 720 x 280 pixels."""
+        losses = [name for name in history if is_loss(name)]
+        others = [name for name in history if not is_loss(name)]
+        panels = [names for names in (losses, others) if names]
+        last_step = max((history.series(name).steps[-1] for name in history), default=1)
+        with _LOCK:
+            if self._figure is None or len(panels) != len(self._panels):
+                self._lay_out(len(panels))
+            for axes, names in zip(self._panels, panels, strict=True):
+                _draw_panel(axes, [curve(history, name) for name in names], last_step)
+            self._figure.set_dpi(_DPI * scale)
+            buffer = io.BytesIO()
+            self._figure.canvas.print_png(buffer, pil_kwargs={"compress_level": 1})
+        return buffer.getvalue()
+
+    def _lay_out(self, num_panels: int) -> None:
+        self._figure = Figure(figsize=(WIDTH_PX / _DPI, HEIGHT_PX / _DPI), facecolor="white")
+        FigureCanvasAgg(self._figure)
+        self._figure.text(16 / WIDTH_PX, 0.915, self._title, color=_INK, fontsize=10, weight="bold")
+        width = 1 / max(1, num_panels)
+        self._panels = [
+            self._figure.add_axes(
+                (number * width + 48 / WIDTH_PX, 0.16, width - 124 / WIDTH_PX, 0.67)
+            )
+            for number in range(num_panels)
+        ]
+        for axes in self._panels:
+            _style(axes)
+
+
 def png(history: History, title: str, scale: float = 1.0) -> bytes:
-    """Draw the history as PNG bytes of ``scale`` x 720 x 280 pixels."""
-    losses = [name for name in history if is_loss(name)]
-    others = [name for name in history if not is_loss(name)]
-    panels = [names for names in (losses, others) if names]
-    last_step = max((history.series(name).steps[-1] for name in history), default=1)
-    with _LOCK:
-        size = (WIDTH_PX / _DPI, HEIGHT_PX / _DPI)
-        figure = Figure(figsize=size, dpi=_DPI * scale, facecolor="white")
-        canvas: Any = FigureCanvasAgg(figure)
-        width = 1 / max(1, len(panels))
-        for number, names in enumerate(panels):
-            left = number * width + 48 / WIDTH_PX
-            axes = figure.add_axes((left, 0.16, width - 124 / WIDTH_PX, 0.67))
-            _draw_panel(axes, [curve(history, name) for name in names], last_step)
-        figure.text(16 / WIDTH_PX, 0.915, title, color=_INK, fontsize=10, weight="bold")
-        buffer = io.BytesIO()
-        canvas.print_png(buffer, pil_kwargs={"compress_level": 1})
-    return buffer.getvalue()
+    """Draw one picture of a history that will not change."""
+    return Card(title).png(history, scale)
 
 
 def is_loss(name: str) -> bool:
@@ -135,57 +163,60 @@ def _number(value: float) -> str:
 
 
 def _draw_panel(axes: Any, curves: list[Curve], last_step: int) -> None:
+    for artist in (*axes.lines, *axes.collections, *axes.texts):
+        artist.remove()
     shown = curves[:_MAX_LINES]
-    log_scale = _spans_decades(shown)
-    for item, (color, style, marker) in zip(shown, _PENS, strict=False):
-        few = len(item.steps) <= 24
-        axes.fill_between(item.steps, item.lows, item.highs, color=color, alpha=0.18, linewidth=0)
-        axes.plot(
-            item.steps,
-            item.means,
-            color=color,
-            linestyle=style,
-            linewidth=1.6,
-            marker=marker if few else None,
-            markersize=3.5,
-            clip_on=False,
-        )
-        if len(item.broken):
-            axes.plot(
-                item.broken,
-                np.full(len(item.broken), 0.97),
-                "x",
-                color=_ALARM,
-                markersize=6,
-                transform=axes.get_xaxis_transform(),
-            )
-    if log_scale:
-        axes.set_yscale("log")
-    _set_limits(axes, shown, last_step, log_scale)
-    _style(axes)
+    for item, pen in zip(shown, _PENS, strict=False):
+        _draw_line(axes, item, *pen)
+    _set_limits(axes, shown, last_step)
     _label_ends(axes, shown, len(curves) - len(shown))
 
 
-def _spans_decades(curves: list[Curve]) -> bool:
-    lows = [float(np.nanmin(item.lows)) for item in curves if np.isfinite(item.lows).any()]
-    highs = [float(np.nanmax(item.highs)) for item in curves if np.isfinite(item.highs).any()]
-    return bool(lows) and min(lows) > 0 and max(highs) / min(lows) > 1000
+def _draw_line(axes: Any, item: Curve, color: str, style: str, marker: str) -> None:
+    axes.fill_between(item.steps, item.lows, item.highs, color=color, alpha=0.18, linewidth=0)
+    few = len(item.steps) <= 24
+    axes.plot(
+        item.steps,
+        item.means,
+        color=color,
+        linestyle=style,
+        linewidth=1.6,
+        marker=marker if few else None,
+        markersize=3.5,
+        clip_on=False,
+    )
+    if len(item.broken):
+        axes.plot(
+            item.broken,
+            np.full(len(item.broken), 0.97),
+            "x",
+            color=_ALARM,
+            markersize=6,
+            transform=axes.get_xaxis_transform(),
+        )
 
 
-def _set_limits(axes: Any, curves: list[Curve], last_step: int, log_scale: bool) -> None:
+def _set_limits(axes: Any, curves: list[Curve], last_step: int) -> None:
     axes.set_xlim(0, max(1, last_step))
     finite = [v[np.isfinite(v)] for item in curves for v in (item.lows, item.highs)]
     values = np.concatenate(finite)
+    axes.yaxis.set_visible(bool(len(values)))
     if not len(values):
+        axes.set_yscale("linear")
         axes.set_ylim(0, 1)
-        axes.set_yticks([])
-    elif not log_scale:
-        low, high = float(values.min()), float(values.max())
-        if 0 <= low < 0.4 * high:  # a loss is read against zero
-            axes.set_ylim(0, high * 1.06)
-        else:
-            margin = 0.08 * (high - low) or 0.1 * abs(high) or 0.1
-            axes.set_ylim(low - margin, high + margin)
+        return
+    low, high = float(values.min()), float(values.max())
+    scale = "log" if 0 < _LOG_FROM * low < high else "linear"
+    if axes.get_yscale() != scale:
+        axes.set_yscale(scale)
+        axes.yaxis.set_minor_locator(NullLocator())
+    if scale == "log":
+        axes.set_ylim(low / 1.5, high * 1.5)
+    elif 0 <= low < 0.4 * high:  # a loss is read against zero
+        axes.set_ylim(0, high * 1.06)
+    else:
+        margin = 0.08 * (high - low) or 0.1 * abs(high) or 0.1
+        axes.set_ylim(low - margin, high + margin)
 
 
 def _style(axes: Any) -> None:
@@ -195,8 +226,7 @@ def _style(axes: Any) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
     axes.locator_params(axis="x", integer=True, nbins=6)
-    if axes.get_yscale() == "linear":
-        axes.locator_params(axis="y", nbins=5)
+    axes.locator_params(axis="y", nbins=5)
     axes.tick_params(colors=_FAINT, labelsize=8, length=0, axis="y")
     axes.tick_params(colors=_FAINT, labelsize=8, length=3, axis="x")
     axes.set_xlabel("optimizer step", fontsize=8, color=_FAINT, labelpad=2)

@@ -64,7 +64,7 @@ class CellScreen:
         self._image: Any = None
         self._line_pace = Pace(self.LINE_INTERVAL_S)
         self._image_pace = Pace(self.PICTURE_INTERVAL_S)
-        self._plot: Any = None
+        self._card: Any = None
 
     def make_way(self) -> None:
         """A cell has room for everything."""
@@ -73,28 +73,28 @@ class CellScreen:
         """Update the line, and the picture once the run has lived for a moment."""
         self._line_pace.run(lambda: self._write(words.status(history, rates), _fraction(rates)))
         if alive_s > self.QUIET_START_S and len(history):
-            if self._plot is None:  # paid once, and kept out of the pace of the pictures
-                self._plot = _warm_plot(history, self._title)
-            self._image_pace.run(lambda: self._draw(history, 1.0))
+            if self._card is None:  # the first drawing costs ten times the later ones:
+                self._card = _plot().Card(self._title)
+                self._card.png(history)  # paid here, it does not slow the pace of the pictures
+            self._image_pace.run(lambda: self._draw(self._card.png(history), ""))
 
     def finish(self, history: History, line: str) -> None:
         """Leave a sharp picture and the facts as text."""
-        if len(history):
-            self._plot = self._plot or _warm_plot(history, self._title)
-            line = f"{line}\n{self._plot.facts(history)}"
-        self._write(line, None)
-        if len(history):
-            self._draw(history, 2.0)
+        if not len(history):
+            self._write(line, None)
+            return
+        facts = _plot().facts(history)
+        self._write(f"{line}\n{facts}", None)
+        card = self._card or _plot().Card(self._title)
+        self._draw(card.png(history, 2.0), facts)
 
     def _write(self, line: str, fraction: float | None) -> None:
         self._line = publish({"text/html": _html(line, fraction), "text/plain": line}, self._line)
         if self._image is None:  # claim the place below the line before other output takes it
             self._image = publish({"text/plain": ""}, None)
 
-    def _draw(self, history: History, scale: float) -> None:
-        image = self._plot.png(history, self._title, scale)
-        bundle = picture(image, self._title, self._plot.facts(history))
-        self._image = publish(bundle, self._image)
+    def _draw(self, image: bytes, facts: str) -> None:
+        self._image = publish(picture(image, self._title, facts), self._image)
 
 
 class TextScreen:
@@ -146,12 +146,9 @@ class TextScreen:
         self._stream.flush()
 
 
-def _warm_plot(history: History, title: str) -> Any:
-    """Import matplotlib and draw once: the first picture costs ten times the later ones."""
-    from notebook_accel.ui import plot
-
-    plot.png(history, title)
-    return plot
+def _plot() -> Any:
+    """What draws: imported when there is something to draw, for matplotlib takes its time."""
+    return importlib.import_module("notebook_accel.ui.plot")
 
 
 def _fraction(rates: Rates) -> float | None:
@@ -191,10 +188,11 @@ def publish(bundle: dict[str, Any], handle: Any) -> Any:
     show: Any = importlib.import_module("IPython.display").display
     metadata = {}
     if "image/png" in bundle:
-        from notebook_accel.ui.plot import WIDTH_PX
-
         image = base64.b64encode(bundle["image/png"]).decode()
-        bundle, metadata = {**bundle, "image/png": image}, {"image/png": {"width": WIDTH_PX}}
+        bundle, metadata = (
+            {**bundle, "image/png": image},
+            {"image/png": {"width": _plot().WIDTH_PX}},
+        )
     if handle is None:
         return show(bundle, raw=True, metadata=metadata, display_id=True)
     handle.update(bundle, raw=True, metadata=metadata)

@@ -82,6 +82,27 @@ def test_a_short_series_is_drawn_as_it_is():
     assert reduced.means.tolist() == [3.0, 1.0, 2.0]
 
 
+def test_a_card_drawn_again_is_the_same_as_a_new_one():
+    history, card = history_of(loss=[2.0]), plot.Card("run")
+    card.png(history)
+    history.handle(Metrics(0, [("loss", 2, 1.0), ("loss", 3, math.nan), ("loss", 4, 0.2)]))
+    assert card.png(history) == plot.png(history, "run")
+    history.handle(Metrics(0, [("accuracy", 4, 0.9), ("loss", 5, 1e9), ("loss", 6, 1e-9)]))
+    card.png(history, 2.0)
+    assert card.png(history) == plot.png(history, "run")
+
+
+def test_a_run_with_many_curves_says_how_many_it_left_out():
+    few = history_of(**{f"metric {n}": [float(n)] * 3 for n in range(4)})
+    many = history_of(**{f"metric {n}": [float(n % 4)] * 3 for n in range(9)})
+    assert plot.png(few, "run") != plot.png(many, "run")
+    drawn = plot.Card("run")
+    drawn.png(many)
+    texts = [text.get_text() for text in drawn._panels[0].texts]
+    assert len(texts) == 5
+    assert texts[-1] == "+5 more"
+
+
 def test_the_facts_tell_the_curve_in_words():
     text = plot.facts(history_of(loss=[2.301, 0.049, 0.052], accuracy=[0.5, 0.9, 0.8]))
     assert text.splitlines() == [
