@@ -1,0 +1,125 @@
+"""Gathering for metrics: every sample exactly once, whatever was repeated to make ranks even."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from notebook_accel.data.loader import Pass, Passes, num_rows
+from notebook_accel.data.shard import WHOLE, Share
+from notebook_accel.ranks.collectives import all_objects, gather, gather_rows, map_tree, rank_sizes
+from notebook_accel.ranks.world import World
+
+_PLAIN = (str, bytes, int, float, complex, type(None))
+
+
+def gather_for_metrics(
+    tree: Any, world: World, passes: Passes, use_gather_object: bool = False
+) -> Any:
+    """Gather a tree of tensors and objects over the ranks, without the repeated samples.
+
+    Tensors with one row a sample of the current batch are joined along dimension 0. A list of
+    plain objects (or a tuple of strings) is one row a sample too. Any other object gives a list
+    with one entry a rank. ``use_gather_object`` treats every list as rows, whatever it holds.
+
+    Ranks: all ranks call it, with trees of the same structure.
+    """
+    objects: list[Any] = []
+
+    def mark(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf
+        objects.append(leaf)
+        return _Object(len(objects) - 1)
+
+    marked = map_tree(mark, tree, is_leaf=lambda one: _is_rows(one, use_gather_object))
+    share = _share_of(tree, passes)
+    every = all_objects(objects, world) if objects else []
+
+    def fetch(leaf: Any) -> Any:
+        if isinstance(leaf, _Object):
+            return _join([one[leaf.index] for one in every], share)
+        return _gather_tensor(leaf, share, world) if isinstance(leaf, Tensor) else leaf
+
+    return map_tree(fetch, marked)
+
+
+class _Object:
+    """Stands in a tree for an object that travels in the one message of objects."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _is_rows(items: Any, all_lists: bool) -> bool:
+    """Whether ``items`` holds one plain object a sample, rather than being a structure."""
+    if isinstance(items, list):
+        return all_lists or all(isinstance(item, _PLAIN) for item in items)
+    return type(items) is tuple and all(isinstance(item, str) for item in items)
+
+
+def _share_of(tree: Any, passes: Passes) -> Share | None:
+    """The share of the loop that ``tree`` comes from.
+
+    With several loops in progress it is the one whose own batch is gathered, else the newest whose
+    batch has as many rows.
+    """
+    if not passes.active:
+        return None
+    current = passes.active[-1]
+    if len(passes.active) > 1:
+        given, rows = _tensors(tree), num_rows(tree)
+        newest_first = passes.active[::-1]
+        owners = [one for one in newest_first if _holds(one, given)]
+        alike = [one for one in newest_first if num_rows(one.batch) == rows]
+        current = (owners or alike or newest_first)[0]
+    return current.share
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tree(lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None, tree)
+    return found
+
+
+def _holds(one: Pass, tensors: list[Tensor]) -> bool:
+    own = {tensor.data_ptr() for tensor in _tensors(one.batch)}
+    return any(tensor.data_ptr() in own for tensor in tensors)
+
+
+def _join(parts: list[Any], share: Share | None) -> Any:
+    """Join what the ranks brought for one object of the tree."""
+    if not isinstance(parts[0], (list, tuple)):
+        return parts
+    if share is not None:
+        parts = [
+            part[: _kept(len(part), rows, real)]
+            for part, rows, real in zip(parts, share.rows, share.real, strict=True)
+        ]
+    return type(parts[0])(item for part in parts for item in part)
+
+
+def _kept(num: int, rows: int, real: int) -> int:
+    if rows == WHOLE:
+        return 0 if real == 0 else num
+    return real if num == rows else num
+
+
+def _gather_tensor(tensor: Tensor, share: Share | None, world: World) -> Any:
+    if tensor.dim() == 0 or share is None or share.even:
+        return gather(tensor, world)
+    if len(set(share.rows)) == 1 and share.rows[0] != WHOLE:
+        if tensor.shape[0] != share.rows[0]:  # not one row a sample: nothing to leave out
+            return gather(tensor, world)
+        sizes = list(share.rows)
+    else:  # ranks may hold unlike numbers of rows: ask
+        sizes = rank_sizes(tensor.shape[0], world)
+    parts = gather_rows(tensor, sizes, world)
+    return torch.cat(
+        [
+            part[: _kept(num, rows, real)]
+            for part, num, rows, real in zip(parts, sizes, share.rows, share.real, strict=True)
+        ]
+    )

@@ -1,0 +1,39 @@
+"""Random numbers: the same on every rank where they must be, apart where they should be."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from notebook_accel.ranks.collectives import broadcast
+from notebook_accel.ranks.world import World
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed Python, numpy (if installed) and torch on all its devices.
+
+    ``device_specific`` adds the rank, so that ranks draw different numbers; ``deterministic``
+    makes torch refuse algorithms that vary from run to run.
+    """
+    if device_specific:
+        seed += World.join().rank
+    random.seed(seed)
+    try:
+        import numpy
+    except ImportError:  # optional: nothing of it to seed
+        pass
+    else:
+        numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def draw_shared_seed(world: World) -> int:
+    """Draw from the global generator the number that a plain RandomSampler would draw now.
+
+    Ranks: all ranks call it and each draws; all get rank 0's number.
+    """
+    number = torch.empty((), dtype=torch.int64).random_()
+    return int(broadcast(number, world).item())

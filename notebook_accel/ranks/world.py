@@ -1,0 +1,136 @@
+"""Who is there: a placement joined to its device and its process group.
+
+The process group is one per process and belongs to torch, so a ``World`` is only a description
+of it: joining twice gives equal values, and a group that the user made before is used as it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from notebook_accel.config.placement import Placement
+from notebook_accel.config.training import wants_cpu
+from notebook_accel.errors import ConfigError
+from notebook_accel.events import context
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's place among all ranks, with the torch device it computes on."""
+
+    placement: Placement
+    device: torch.device
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+        return self.placement.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.placement.size
+
+    @property
+    def wire(self) -> torch.device:
+        """Where a tensor must lie for a collective: the GPU under nccl, the CPU under gloo."""
+        return self.device if self.placement.comm == "nccl" else torch.device("cpu")
+
+    @staticmethod
+    def alone(device: str = "cpu") -> World:
+        """A world of one, which needs no process group."""
+        return World(Placement(device=device), torch.device(device))
+
+    @staticmethod
+    def join(cpu: bool = False) -> World:
+        """Take this process's place, making the process group if there is none yet.
+
+        In a launched worker the launch decided the place; elsewhere the environment of torchrun
+        does; without either it is a world of one. ``cpu`` keeps to the CPU whatever is there.
+
+        Ranks: all ranks call it; it returns when all have.
+        """
+        placement = _placement(cpu or wants_cpu())
+        if dist.is_initialized():
+            placement = replace(
+                placement,
+                rank=dist.get_rank(),
+                size=dist.get_world_size(),
+                comm=str(dist.get_backend()),
+            )
+        elif placement.size > 1:
+            dist.init_process_group(
+                placement.comm,
+                init_method="env://",
+                rank=placement.rank,
+                world_size=placement.size,
+            )
+            _leave_at_exit()
+        device = torch.device(placement.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return World(placement, device)
+
+    def wait(self) -> None:
+        """Wait until all ranks are here.
+
+        Ranks: all ranks call it.
+        """
+        if self.size == 1:
+            return
+        if self.placement.comm == "nccl":
+            dist.barrier(device_ids=[self.device.index or 0])
+        else:
+            dist.barrier()
+
+
+def leave() -> None:
+    """Leave the process group, if there is one; a rank that merely ends can abort at exit."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def pick_device_type(num_gpus: int, has_mps: bool, size: int, local_rank: int) -> str:
+    """Choose what a process that nobody placed computes on: "cuda", "mps" or "cpu".
+
+    Errors: ConfigError when there are more ranks than GPUs on this machine.
+    """
+    if num_gpus > 0:
+        if local_rank >= num_gpus:
+            raise ConfigError(
+                f"Local rank {local_rank} has no GPU: this machine shows {num_gpus}.",
+                "each rank needs a GPU of its own; nccl refuses to share one.",
+                f"start at most {num_gpus} ranks here, or use Accelerator(cpu=True).",
+            )
+        return "cuda"
+    return "mps" if has_mps and size == 1 else "cpu"
+
+
+def _placement(cpu: bool) -> Placement:
+    worker = context.current()
+    if worker is not None:
+        placement = worker.placement
+        if cpu and placement.device != "cpu":
+            comm = None if placement.size == 1 else "gloo"
+            placement = replace(placement, device="cpu", comm=comm)
+        return placement
+    if cpu:
+        return Placement.from_env(device_type="cpu")
+    place = Placement.from_env()
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    has_mps = torch.backends.mps.is_available()
+    return Placement.from_env(
+        device_type=pick_device_type(num_gpus, has_mps, place.size, place.local_rank)
+    )
+
+
+def _leave_at_exit() -> None:
+    worker = context.current()
+    if worker is not None:
+        worker.at_exit.append(leave)
+    else:
+        atexit.register(leave)

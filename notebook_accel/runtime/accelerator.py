@@ -1,0 +1,259 @@
+"""The Accelerator: what a training loop holds in its hand. It delegates and decides nothing.
+
+argument > launch > environment        World.join()
+              │                            │
+              └────────▶ build(wish, world, precision) ─▶ Engine
+                                                           │
+loader ─ Passes ─▶ Clock ─▶ dressed optimizer ─ step ──────┘
+                                 │
+                                 └─ after each step: clock, live events, stop agreement
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from notebook_accel.config import training
+from notebook_accel.config.wishes import Strategy
+from notebook_accel.errors import ConfigError
+from notebook_accel.events import context
+from notebook_accel.ranks.world import World, leave
+from notebook_accel.runtime.accumulation import Accumulation
+from notebook_accel.runtime.among_ranks import AmongRanks
+from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.live import LiveEvents
+from notebook_accel.runtime.optimizer import cannot_travel
+from notebook_accel.runtime.prepare import Wardrobe
+from notebook_accel.strategies.precision import Precision
+from notebook_accel.strategies.registry import build
+
+
+class Accelerator(AmongRanks):
+    """Makes an ordinary training loop run on whatever there is: one process or many.
+
+    ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
+    micro-batches of one optimizer step. Left out, they are what the launch or the environment
+    says. ``cpu`` keeps to the CPU; ``device_placement=False`` leaves models and batches where
+    they are. ``strategy`` is a wish of ``config.wishes``.
+
+    Ranks: every rank makes one; several Accelerators of one process do not touch each other.
+    Errors: ConfigError for values that cannot be.
+    """
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int | None = None,
+        cpu: bool = False,
+        step_scheduler_with_optimizer: bool = True,
+        *,
+        strategy: Strategy | None = None,
+    ) -> None:
+        worker = context.current()
+        launch = {} if worker is None else worker.settings
+        precision = training.mixed_precision(mixed_precision, launch)
+        num_steps = training.accumulation_steps(gradient_accumulation_steps, launch)
+        flags = None if worker is None else worker.flags
+        super().__init__(World.join(cpu), flags)
+        self.device_placement = device_placement
+        self._engine = build(strategy, self._world, Precision(precision, self._world.device))
+        self._clock = Clock(num_steps, self._passes)
+        self._wardrobe = Wardrobe(
+            self._engine,
+            self._clock,
+            self._passes,
+            self._after_step,
+            step_scheduler_with_optimizer,
+        )
+        self._live: LiveEvents | None = None
+        if worker is not None:
+            owns_loss = self._engine.layout.loss_owner
+            self._live = LiveEvents(worker.emitter, self._world.rank, owns_loss, self._world.device)
+            worker.at_exit.append(self._live.finish)
+            worker.salvage.append(self._salvage)
+
+    @property
+    def mixed_precision(self) -> str:
+        """In what forward passes run: "no", "bf16" or "fp16"."""
+        return self._engine.precision.name
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """How many micro-batches make one optimizer step; a change counts from the next window."""
+        return self._clock.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int) -> None:
+        self._clock.num_steps = training.accumulation_steps(value, {})
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this micro-batch closes its window: gradients meet and optimizers step."""
+        return self._clock.sync
+
+    def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
+        """Make models, optimizers, schedulers and loaders work together on every rank.
+
+        Gives one object for one, a tuple in the same order for several; anything else comes back
+        as it is. ``device_placement`` says for each object whether to move it.
+
+        Ranks: all ranks call it with the same kinds of objects in the same order.
+        """
+        self._check_process()
+        if device_placement is None:
+            device_placement = [self.device_placement] * len(objects)
+        if len(device_placement) != len(objects):
+            raise ConfigError(
+                f"device_placement has {len(device_placement)} entries for {len(objects)} objects.",
+                "it says for each object of prepare() whether to move it to the device.",
+                "give one True or False an object, or leave it out.",
+            )
+        dressed = self._wardrobe.dress(objects, device_placement)
+        return dressed[0] if len(dressed) == 1 else tuple(dressed)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Prepare one model; ``evaluation_mode`` skips what only training needs.
+
+        Ranks: all ranks call it.
+        """
+        self._check_process()
+        put = self.device_placement if device_placement is None else device_placement
+        if evaluation_mode:
+            return self._engine.place_for_evaluation(model, put)
+        prepared: nn.Module = self.prepare(model, device_placement=[put])
+        return prepared
+
+    def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
+        """Prepare one optimizer."""
+        put = self.device_placement if device_placement is None else device_placement
+        return self.prepare(optimizer, device_placement=[put])
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """Prepare one scheduler, after its optimizer."""
+        return self.prepare(scheduler)
+
+    def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None) -> Any:
+        """Prepare one loader."""
+        put = self.device_placement if device_placement is None else device_placement
+        return self.prepare(data_loader, device_placement=[put])
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Add the gradients of ``loss``, weighted by the accumulation window.
+
+        In a launched run this is also where the live curve gets the loss, as it is given here.
+
+        Ranks: all ranks call it for the micro-batch that closes a window.
+        """
+        if self._pid != os.getpid():
+            self._check_process()
+        if self._live is not None:
+            self._live.note(loss, sys._getframe(1))
+        clock = self._clock
+        clock.backward()
+        if clock.divisor != 1:
+            loss = loss / clock.divisor
+        self._engine.backward(loss, **kwargs)
+
+    def accumulate(self, *models: nn.Module) -> Accumulation:
+        """Count one micro-batch for ``models`` inside the block.
+
+        Until the window is full, gradients stay on their rank and optimizers do not step.
+
+        Ranks: all ranks enter it for each batch.
+        """
+        return Accumulation(self._clock, self._engine, self._wardrobe.optimizers, models)
+
+    def no_sync(self, model: nn.Module) -> Any:
+        """Keep the gradients of backward passes inside the block on their rank."""
+        return self._engine.no_sync(model)
+
+    def autocast(self) -> Any:
+        """Run code outside a prepared model in this precision, inside the block."""
+        return self._engine.autocast()
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2
+    ) -> Tensor:
+        """Scale gradients so that their norm is at most ``max_norm``; give the norm before.
+
+        Inside an open window nothing is scaled: the sum is not whole yet.
+
+        Units: without loss scale.
+        Ranks: all ranks call it.
+        """
+        parameters = self._settled(parameters)
+        if not self._clock.sync:
+            return self._engine.grad_norm(parameters, norm_type)
+        return self._engine.clip_grad_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """Limit every element of the gradients to ``[-clip_value, clip_value]``.
+
+        Inside an open window nothing is limited: the sum is not whole yet.
+        """
+        parameters = self._settled(parameters)
+        if self._clock.sync:
+            self._engine.clip_grad_value(parameters, clip_value)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Add named numbers of rank 0 to the run's curves, at ``step`` or the current step."""
+        if self._live is not None and self.is_main_process:
+            self._live.log(values, self._clock.step if step is None else step)
+
+    def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
+        """Give the person's own module back; without ``keep_fp32_wrapper`` as it was made."""
+        return self._engine.unwrap(model, keep_fp32_wrapper)
+
+    def get_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Give the model's whole state, with the keys of the person's own module.
+
+        Ranks: all ranks call it.
+        """
+        return self._engine.state_dict(model)
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget everything prepared; gives a None for each object, to be assigned in its place."""
+        self._wardrobe.clear()
+        self._clock.reset()
+        self._passes.active.clear()
+        return [None] * len(objects)
+
+    def end_training(self) -> None:
+        """Send the last numbers and leave the process group.
+
+        Ranks: all ranks call it, at the end.
+        """
+        if self._live is not None:
+            self._live.finish()
+        leave()
+
+    def __reduce__(self) -> Any:
+        raise cannot_travel("Accelerator")
+
+    def _after_step(self, num_steps: int) -> None:
+        self._clock.stepped(num_steps)
+        if self._live is not None:
+            self._live.stepped(self._clock.step, self._passes.current)
+        self._stop.boundary()
+
+    def _settled(self, parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
+        """List ``parameters``, their gradients being what the next step would use."""
+        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if self._clock.sync and (self._engine.scales or self._clock.rescale != 1.0):
+            wanted = set(map(id, listed))
+            for optimizer in self._wardrobe.optimizers:
+                groups = optimizer.param_groups
+                if any(id(one) in wanted for group in groups for one in group["params"]):
+                    optimizer.settle()
+        return listed
+
+    def _salvage(self) -> list[Any]:
+        return [self._engine.unwrap(model) for model in self._wardrobe.models]

@@ -1,0 +1,52 @@
+"""The block around one micro-batch: ``with accelerator.accumulate(model):``."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from torch import nn
+
+from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.optimizer import PreparedOptimizer
+from notebook_accel.strategies.base import Engine
+
+
+class Accumulation:
+    """Counts one micro-batch of ``models``, and keeps gradients on their rank inside a window.
+
+    A block that fails leaves nothing of its window behind: it will never be whole.
+    """
+
+    __slots__ = ("_clock", "_engine", "_models", "_optimizers")
+
+    def __init__(
+        self,
+        clock: Clock,
+        engine: Engine,
+        optimizers: list[PreparedOptimizer],
+        models: tuple[nn.Module, ...],
+    ) -> None:
+        self._clock = clock
+        self._engine = engine
+        self._optimizers = optimizers
+        self._models = models
+
+    def __enter__(self) -> None:
+        self._clock.advance(tuple(map(id, self._models)))
+        if not self._clock.sync:
+            for model in self._models:
+                self._engine.set_sync(model, False)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._clock.sync:
+            for model in self._models:
+                self._engine.set_sync(model, True)
+        if kind is not None:
+            self._clock.reset()
+            for optimizer in self._optimizers:
+                self._engine.zero_grad(optimizer.inner)

@@ -1,0 +1,138 @@
+"""What the notebook sees while it trains: losses and progress, noted without slowing the loop.
+
+The loss of a step is the mean over its window of what was given to ``backward``, before our own
+division and scaling: one series for each place in the person's code that calls it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from notebook_accel.data.loader import Pass
+from notebook_accel.events.emitter import Emitter
+from notebook_accel.events.model import Progress
+
+RING_SIZE = 64
+
+
+class LiveEvents:
+    """Notes losses and progress of one rank and hands them to the pen.
+
+    ``owns_loss`` tells whether this rank's loss is a real one.
+    """
+
+    def __init__(self, emitter: Emitter, rank: int, owns_loss: bool, device: torch.device) -> None:
+        self._emitter = emitter
+        self._rank = rank
+        self._owns_loss = owns_loss
+        self._series: dict[tuple[Any, int], _Series] = {}
+        self._noted: list[_Series] = []
+        self._ring = None if device.type == "cpu" else Ring(device)
+
+    def note(self, loss: Tensor, caller: FrameType) -> None:
+        """Note a loss that ``caller`` gives to ``backward``."""
+        if not self._owns_loss or loss.numel() != 1:
+            return
+        key = (caller.f_code, caller.f_lineno)
+        series = self._series.get(key)
+        if series is None:
+            number = len(self._series) + 1
+            name = "loss" if number == 1 else f"loss/{number}"
+            series = self._series[key] = _Series(name)
+        value = loss.item() if self._ring is None else loss.detach().float().reshape(())
+        if series.count == 0:
+            self._noted.append(series)
+            series.total = value
+        else:
+            series.total = series.total + value
+        series.count += 1
+
+    def stepped(self, step: int, one: Pass | None) -> None:
+        """Send what the window that ends with optimizer step ``step`` brought."""
+        for series in self._noted:
+            mean = series.total / series.count
+            series.count = 0
+            if self._ring is None:
+                self._emitter.metric(series.name, step, mean)
+            else:
+                self._send(self._ring.put(series.name, step, mean))
+        self._noted.clear()
+        if self._ring is not None:
+            self._send(self._ring.take(wait=False))
+        self._emitter.progress(self._progress(step, one))
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Send named numbers at ``step``; whatever is no number is for trackers, not for curves."""
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = value.item()
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                continue
+            self._emitter.metric(name, step, number)
+
+    def finish(self) -> None:
+        """Wait for the numbers still on their way from the device, and send them."""
+        if self._ring is not None:
+            self._send(self._ring.take(wait=True))
+
+    def _send(self, points: list[tuple[str, int, float]]) -> None:
+        for name, step, value in points:
+            self._emitter.metric(name, step, value)
+
+    def _progress(self, step: int, one: Pass | None) -> Progress:
+        if one is None:
+            return Progress(self._rank, step)
+        return Progress(self._rank, step, one.epoch, one.taken, one.num_batches, one.loader.samples)
+
+
+class _Series:
+    """One curve: its name, and the sum over the open window."""
+
+    __slots__ = ("count", "name", "total")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.total: Any = 0.0
+        self.count = 0
+
+
+class Ring:
+    """Numbers on their way from a device: copied aside in order, read when they have arrived.
+
+    Nothing waits for the device, unless all ``RING_SIZE`` places are on their way.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._module = torch.get_device_module(device)
+        self._places = torch.zeros(RING_SIZE, pin_memory=device.type == "cuda")
+        self._free = deque(range(RING_SIZE))
+        self._sent: deque[tuple[Any, int, str, int]] = deque()
+
+    def put(self, name: str, step: int, value: Tensor) -> list[tuple[str, int, float]]:
+        """Send a number on its way; gives what had to be waited for, normally nothing."""
+        arrived = [] if self._free else self.take(wait=True)
+        place = self._free.popleft()
+        self._places[place].copy_(value, non_blocking=True)
+        event = self._module.Event()
+        event.record()
+        self._sent.append((event, place, name, step))
+        return arrived
+
+    def take(self, wait: bool) -> list[tuple[str, int, float]]:
+        """Give the numbers that have arrived, oldest first; with ``wait`` all of them."""
+        if wait and self._sent:
+            self._sent[-1][0].synchronize()
+        arrived = []
+        while self._sent and self._sent[0][0].query():
+            _, place, name, step = self._sent.popleft()
+            arrived.append((name, step, self._places[place].item()))
+            self._free.append(place)
+        return arrived

@@ -1,0 +1,125 @@
+"""What ``prepare`` does: sort what it got, wrap it jointly, dress it, put it back in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from notebook_accel.data.loader import Passes, PreparedLoader
+from notebook_accel.data.prepare import prepare_loader
+from notebook_accel.events import context
+from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.optimizer import PreparedOptimizer, PreparedScheduler, cannot_travel
+from notebook_accel.strategies.base import Engine, Parts
+
+
+class Wardrobe:
+    """Dresses objects for one Accelerator, and remembers what it dressed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        passes: Passes,
+        after_step: Callable[[int], None],
+        step_scheduler_with_optimizer: bool,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._passes = passes
+        self._after_step = after_step
+        self._with_optimizer = step_scheduler_with_optimizer
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, so that its memory can be freed."""
+        self.models: list[nn.Module] = []
+        self.optimizers: list[PreparedOptimizer] = []
+        self.schedulers: list[PreparedScheduler] = []
+        self.loaders: list[PreparedLoader] = []
+
+    def dress(self, objects: tuple[Any, ...], placement: list[bool]) -> list[Any]:
+        """Give the dressed objects, in the order given; unknown ones as they are.
+
+        Ranks: all ranks call it with the same kinds of objects in the same order.
+        """
+        dressed: dict[int, Any] = {}
+        todo = [
+            (_bare(one), put)
+            for one, put in zip(objects, placement, strict=True)
+            if not self._known(one)
+        ]
+        for put in (True, False):
+            models = [one for one, p in todo if isinstance(one, nn.Module) and p is put]
+            optimizers = [one for one, p in todo if isinstance(one, Optimizer) and p is put]
+            parts = self._engine.wrap(Parts(tuple(models), tuple(optimizers)), put)
+            self.models += parts.models
+            dressed.update(zip(map(id, models), parts.models, strict=True))
+            for given, inner in zip(optimizers, parts.optimizers, strict=True):
+                dressed[id(given)] = self._optimizer(inner)
+        for one, put in todo:
+            if isinstance(one, DataLoader):
+                dressed[id(one)] = self._loader(one, put)
+        for one, _ in todo:
+            if isinstance(one, LRScheduler):  # last: it looks for its dressed optimizer
+                dressed[id(one)] = self._scheduler(one)
+        return [one if self._known(one) else dressed.get(id(_bare(one)), one) for one in objects]
+
+    def _known(self, one: Any) -> bool:
+        mine = (*self.models, *self.optimizers, *self.schedulers, *self.loaders)
+        return any(one is other for other in mine)
+
+    def _optimizer(self, inner: Optimizer) -> PreparedOptimizer:
+        optimizer = PreparedOptimizer(inner, self._engine, self._clock, self._after_step)
+        self.optimizers.append(optimizer)
+        return optimizer
+
+    def _scheduler(self, inner: LRScheduler) -> PreparedScheduler:
+        own = _bare(getattr(inner, "optimizer", None))
+        bound = [one for one in self.optimizers if own is one.inner]
+        scheduler = PreparedScheduler(
+            inner,
+            bound or list(self.optimizers),
+            self._clock,
+            self._engine.layout.data_size,
+            self._with_optimizer,
+        )
+        self.schedulers.append(scheduler)
+        return scheduler
+
+    def _loader(self, source: DataLoader[Any], put: bool) -> PreparedLoader:
+        layout = self._engine.layout
+        loader = prepare_loader(
+            source,
+            self._engine.world,
+            layout.data_rank,
+            layout.data_size,
+            put_on_device=put,
+            passes=self._passes,
+        )
+        self.loaders.append(loader)
+        return loader
+
+
+def _bare(one: Any) -> Any:
+    """What another Accelerator (of a cell run before) had dressed, undressed."""
+    if isinstance(one, (PreparedOptimizer, PreparedScheduler)):
+        return one.inner
+    return one.source if isinstance(one, PreparedLoader) else one
+
+
+def _refuse_loader(loader: PreparedLoader) -> Any:
+    raise cannot_travel("DataLoader")
+
+
+# What travels back to the kernel in place of what a training loop holds.
+context.encoders[PreparedOptimizer] = lambda optimizer: optimizer.inner
+context.encoders[PreparedScheduler] = lambda scheduler: scheduler.inner
+context.encoders[PreparedLoader] = _refuse_loader
+context.encoders[DistributedDataParallel] = lambda model: model.module

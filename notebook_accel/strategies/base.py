@@ -1,0 +1,198 @@
+"""The machine that trains: what every strategy does, and what one device does.
+
+``Engine`` is the single device; strategies override the verbs that they do differently. It is
+complete when made: there is no set-up call to forget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from notebook_accel.config.wishes import Strategy
+from notebook_accel.errors import RuntimeMisuse
+from notebook_accel.ranks.world import World
+from notebook_accel.strategies.precision import MixedForward, Precision, plain_forward
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What belongs together and is wrapped together."""
+
+    models: tuple[nn.Module, ...] = ()
+    optimizers: tuple[Optimizer, ...] = ()
+    schedulers: tuple[LRScheduler, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who does what, by purpose.
+
+    ``data_rank`` of ``data_size`` readers reads its own samples; ``loss_owner`` tells whether this
+    rank's loss is a real one.
+    """
+
+    data_rank: int = 0
+    data_size: int = 1
+    loss_owner: bool = True
+
+
+class Engine:
+    """The single-device engine: moves, computes, scales, clips, steps."""
+
+    def __init__(self, wish: Strategy, world: World, precision: Precision) -> None:
+        self.wish = wish
+        self.world = world
+        self.precision = precision
+        self.layout = Layout()
+        self._ran: set[int] = set()  # optimizers that the loss scaler let step
+
+    @property
+    def scales(self) -> bool:
+        """Whether gradients carry a loss scale until ``unscale``."""
+        return self.precision.scaler is not None
+
+    def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:
+        """Make models, optimizers and schedulers ready to train together.
+
+        Ranks: all ranks call it with the same parts; models start as data rank 0 has them.
+        """
+        models = tuple(self.place(model, device_placement) for model in parts.models)
+        for optimizer in parts.optimizers:
+            if device_placement and optimizer.state:
+                # Reloading its own state moves it to where the parameters are now.
+                optimizer.load_state_dict(optimizer.state_dict())
+            if self.scales:
+                optimizer.register_step_post_hook(self._note_step)
+        return Parts(models, parts.optimizers, parts.schedulers)
+
+    def place(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
+        """Move ``model`` to the device and let its forward run in this engine's precision."""
+        if device_placement:
+            model.to(self.world.device)
+        plain_forward(model)  # an Accelerator of a cell run before may have left its precision
+        if self.precision.dtype is not None:
+            model.forward = MixedForward(model.forward, self.precision)
+        return model
+
+    def place_for_evaluation(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
+        """Do what ``place`` does, less what only training needs."""
+        return Engine.place(self, model, device_placement)
+
+    def unwrap(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
+        """Give the person's own module back."""
+        return model if keep_fp32_wrapper else plain_forward(model)
+
+    def set_sync(self, model: nn.Module, sync: bool) -> None:
+        """Say whether the next backward through ``model`` averages gradients over ranks."""
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Keep gradients of this rank to itself inside the block."""
+        self.set_sync(model, False)
+        try:
+            yield
+        finally:
+            self.set_sync(model, True)
+
+    def autocast(self) -> Any:
+        """Give the context in which forward passes run in this engine's precision."""
+        return self.precision.autocast()
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Add the gradients of ``loss``, scaled where the precision needs it."""
+        if self.precision.scaler is not None:
+            loss = self.precision.scaler.scale(loss)
+        loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+
+    def forward_backward(
+        self, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], weight: float
+    ) -> Tensor:
+        """Run ``loss_fn(model(inputs), targets)`` and its backward, the loss times ``weight``.
+
+        Shapes: ``batch`` is ``(inputs, targets)``; the returned loss is unweighted, detached.
+        """
+        inputs, targets = batch
+        loss = loss_fn(model(inputs), targets)
+        self.backward(loss * weight)
+        return loss.detach()
+
+    def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
+        """Clear the gradients of ``optimizer``'s parameters."""
+        optimizer.zero_grad(set_to_none=set_to_none)
+
+    def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
+        """Multiply the averaged gradients of ``optimizer``'s parameters by ``factor``."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Remove the loss scale from the gradients; once between two steps."""
+        if self.precision.scaler is not None:
+            self.precision.scaler.unscale_(optimizer)
+
+    def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+        """Measure the norm of all gradients together."""
+        grads = [one.grad for one in parameters if one.grad is not None]
+        return torch.nn.utils.get_total_norm(grads, norm_type)
+
+    def clip_grad_norm(
+        self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0
+    ) -> Tensor:
+        """Scale gradients so that their norm is at most ``max_norm``; give the norm before.
+
+        Source: Pascanu, Mikolov, Bengio 2013, algorithm 1.
+        """
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value(self, parameters: Iterable[Tensor], clip_value: float) -> None:
+        """Limit every element of every gradient to ``[-clip_value, clip_value]``."""
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None = None
+    ) -> tuple[bool, Any]:
+        """Update parameters; tell whether that happened (an overflow skips it), and the loss.
+
+        Errors: RuntimeMisuse for a closure under fp16 loss scaling.
+        """
+        scaler = self.precision.scaler
+        if scaler is None:
+            # step(None) would be right too, but not every optimizer takes a closure.
+            return True, optimizer.step() if closure is None else optimizer.step(closure)
+        if closure is not None:
+            raise RuntimeMisuse(
+                "optimizer.step(closure) under mixed_precision='fp16'.",
+                "loss scaling must see the gradients before the step, a closure makes them inside.",
+                "use mixed_precision='bf16', or step without a closure.",
+            )
+        self._ran.discard(id(optimizer))
+        scaler.step(optimizer)
+        scaler.update()
+        return id(optimizer) in self._ran, None
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Give the model's whole state, with the keys of the person's own module.
+
+        Ranks: all ranks call it.
+        """
+        return self.unwrap(model).state_dict()
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave, or the plain module's state.
+
+        Ranks: all ranks call it.
+        """
+        self.unwrap(model).load_state_dict(state)
+
+    def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._ran.add(id(optimizer))

@@ -1,0 +1,69 @@
+"""In which numbers a forward pass runs, and the loss scale that fp16 needs."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from notebook_accel.ranks.collectives import map_tensors
+
+_DTYPES = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """The compute dtype of forward passes and, for fp16, the loss scaler.
+
+    Source: Micikevicius et al. 2018, "Mixed precision training", section 3.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name = name
+        self.dtype: torch.dtype | None = _DTYPES[name]
+        self.device_type = device.type
+        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+
+    def autocast(self) -> Any:
+        """Give a fresh context in which operations run in the compute dtype."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device_type, dtype=self.dtype)
+
+
+class MixedForward:
+    """A module's forward under autocast, its half-precision outputs made float32.
+
+    Pickled with its module (a result that travels, a saved module) it becomes the plain forward
+    again: precision belongs to the run. A deep copy (an average of weights) keeps it.
+    """
+
+    def __init__(self, forward: Any, precision: Precision) -> None:
+        self.forward = forward
+        self.precision = precision
+        self.__doc__ = forward.__doc__
+        self.__wrapped__ = forward  # so that inspect.signature sees the person's arguments
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward in the compute dtype."""
+        with self.precision.autocast():
+            return map_tensors(_full, self.forward(*args, **kwargs))
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.forward.__self__, "forward")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MixedForward:
+        return MixedForward(copy.deepcopy(self.forward, memo), self.precision)
+
+
+def plain_forward(model: nn.Module) -> nn.Module:
+    """Undo MixedForward on ``model``."""
+    if isinstance(vars(model).get("forward"), MixedForward):
+        del model.forward
+    return model
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,0 +1,60 @@
+"""From a wish to a machine: one line a strategy; outsiders add theirs by an entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from notebook_accel.config.wishes import DDP, SingleDevice, Strategy
+from notebook_accel.errors import ConfigError
+from notebook_accel.ranks.world import World
+from notebook_accel.strategies.base import Engine
+from notebook_accel.strategies.ddp import DDPEngine
+from notebook_accel.strategies.precision import Precision
+
+# An entry point of this group names a tuple (wish class, engine class).
+ENTRY_POINT_GROUP = "notebook_accel.strategies"
+
+Maker = Callable[..., Engine]
+
+
+def build(wish: Strategy | None, world: World, precision: Precision) -> Engine:
+    """Make the engine for ``wish``; None is one device for one rank and DDP for several.
+
+    Errors: ConfigError for a wish that nobody knows, or that cannot be in this world.
+    """
+    if wish is None:
+        wish = SingleDevice() if world.size == 1 else DDP()
+    maker = BUILT_IN.get(type(wish)) or outsiders().get(type(wish))
+    if maker is None:
+        names = sorted(one.__name__ for one in [*BUILT_IN, *outsiders()])
+        raise ConfigError(
+            f"strategy={wish!r} has no engine.",
+            "known wishes are: " + ", ".join(names) + ".",
+            f"pass one of them, or register an entry point in the group {ENTRY_POINT_GROUP!r}.",
+        )
+    return maker(wish, world, precision)
+
+
+def outsiders() -> dict[type[Strategy], Maker]:
+    """The wishes of other packages, with what makes their engines."""
+    return dict(entry.load() for entry in entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _single(wish: SingleDevice, world: World, precision: Precision) -> Engine:
+    if world.size > 1:
+        raise ConfigError(
+            f"strategy=SingleDevice() in a world of {world.size} ranks.",
+            "each rank would train its own model on all of the data, unknown to the others.",
+            "leave strategy out (or write strategy=DDP()), or launch with num_processes=1.",
+        )
+    return Engine(wish, world, precision)
+
+
+def _ddp(wish: DDP, world: World, precision: Precision) -> Engine:
+    if world.size == 1:  # nobody to average with
+        return Engine(wish, world, precision)
+    return DDPEngine(wish, world, precision)
+
+
+BUILT_IN: dict[type[Strategy], Maker] = {SingleDevice: _single, DDP: _ddp}
