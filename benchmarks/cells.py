@@ -40,7 +40,9 @@ def work(folder, weigh):
 
 FLOOR = """
 import tempfile
+start = time.time()
 import torch._dynamo
+print("import:", time.time() - start)
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 

@@ -5,6 +5,9 @@ finished optimizer step in all workers (step), the cell's end (return). A fresh 
 run, runs shuffled, medians. cold: the first launch in a kernel; warm: the second and third. A
 fourth launch weighs the workers. Only ratios within one table mean anything.
 
+The floor has imported ``torch._dynamo`` before its clock starts; ours does that in its cold
+launch, the others in every worker or never.
+
     python benchmarks/launch.py --repeats 5 --n 1 2 4 8
 """
 
@@ -87,7 +90,9 @@ def measure(method: Method, size: int) -> Iterator[Launch]:
     """Launch ``size`` ranks four times in one fresh kernel."""
     kernel = Kernel()
     try:
-        kernel.run(method.prepare)
+        for line in kernel.run(method.prepare).splitlines():
+            if line.startswith("import:"):
+                yield Launch("import", *[float(line.split()[1])] * 3)
         for which in LAUNCHES:
             with tempfile.TemporaryDirectory() as folder:
                 printed = kernel.run(launching_cell(folder, which == "weigh", size))
@@ -183,9 +188,13 @@ def main() -> None:
     os.environ["ACCELERATE_USE_CPU"] = "true"
     found = measure_all(names, options.n, options.repeats)
     words = (__doc__ or "").split("\n\n    python")[0]
-    facts = f"{os.cpu_count()} cores, {platform.platform()}, torch {version('torch')}"
-    shown = table(found, names, options.n)
-    text = f"# Launching\n\n{words}\n\n{facts}; {options.repeats} fresh kernels each.\n\n{shown}\n"
+    imports = [one for launches in found.values() for one in launches]
+    facts = (
+        f"{os.cpu_count()} cores, {platform.platform()}, torch {version('torch')}; "
+        f"{options.repeats} fresh kernels each; "
+        f"importing torch._dynamo alone takes {middle(imports, 'import', 'line'):.2f} s."
+    )
+    text = f"# Launching\n\n{words}\n\n{facts}\n\n{table(found, names, options.n)}\n"
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(text)
     print(text)
