@@ -87,7 +87,7 @@ how_wrong = nn.CrossEntropyLoss()  # one number: 0 is perfect, 2.3 is guessing a
 torch.manual_seed(0)
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
-loader = DataLoader(to_learn, batch_size=32, shuffle=True)
+loader = DataLoader(to_learn, batch_size=16, shuffle=True)
 
 for epoch in range(3):
     for picture, label in loader:
@@ -110,7 +110,7 @@ for epoch in range(3):
 # + accelerator = Accelerator()                  # who am I, and which device is mine?
 #   model = Net()
 #   optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
-#   loader = DataLoader(to_learn, batch_size=32, shuffle=True)
+#   loader = DataLoader(to_learn, batch_size=16, shuffle=True)
 # + model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # share the work
 #
 #   for epoch in range(3):
@@ -151,13 +151,13 @@ def main():
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
-    loader = DataLoader(to_learn, batch_size=16, shuffle=True)  # 16 for each of two workers
+    loader = DataLoader(to_learn, batch_size=8, shuffle=True)  # 8 for each of two workers
     exam_loader = DataLoader(exam, batch_size=64)
     model, optimizer, loader, exam_loader = accelerator.prepare(
         model, optimizer, loader, exam_loader
     )
 
-    for epoch in range(15):
+    for epoch in range(12):
         for picture, label in loader:
             optimizer.zero_grad()
             loss = how_wrong(model(picture), label)
@@ -165,7 +165,7 @@ def main():
             optimizer.step()
         accuracy, num_seen = take_exam(accelerator, model, exam_loader)
         accelerator.log({"accuracy": accuracy})
-        if epoch % 5 == 4:
+        if epoch % 3 == 2:
             accelerator.print(f"epoch {epoch}: {accuracy:.1%} of {num_seen} exam pictures right")
 
     return accelerator.unwrap_model(model), accuracy
@@ -199,7 +199,7 @@ run = notebook_launcher(main, num_processes=2, device="auto-or-cpu")
 # %%
 trained, accuracy = run[0]
 
-assert accuracy >= 0.97, f"Only {accuracy:.1%}: let it train longer than 15 epochs."
+assert accuracy >= 0.97, f"Only {accuracy:.1%}: let it train longer than 12 epochs."
 assert run[1][1] == accuracy, "Both workers marked the same exam, so they should agree."
 print(f"It reads {accuracy:.1%} of the digits that it never saw before, and both workers agree.")
 
@@ -252,14 +252,14 @@ print(again[0], again[1])
 #
 # * Four lines: the import, `Accelerator()`, `prepare(...)`, `accelerator.backward(loss)`.
 # * Put the work into a function and give it to `notebook_launcher`. What it returns is `run[0]`.
-# * The batch size is **per worker**: 2 workers with 16 each are one step on 32 pictures.
+# * The batch size is **per worker**: 2 workers with 8 each are one step on 16 pictures.
 # * Print with `accelerator.print`, count with `accelerator.gather_for_metrics`.
 # * After an error, go on. No restart.
 #
 # ## Try it
 #
 # * Launch with `num_processes=1`. How many steps does `run.history["loss"]` have now, and why?
-# * Set `num_processes=1` *and* `batch_size=32`. Compare its curve with that of two workers.
+# * Set `num_processes=1` *and* `batch_size=16`. Compare its curve with that of two workers.
 # * Press the square stop button in the middle of a run, then look at what you still have.
 #
 # ## What next
