@@ -20,6 +20,7 @@ else:
 
 ROOT = Path(notebook_accel.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+REPEATS = {"overload", "setter", "deleter"}
 VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
 # Who may touch the environment: it is no bus for settings between our own parts.
 ENVIRONMENT_READERS = {
@@ -61,15 +62,16 @@ def public_without_docstring(body: list[ast.stmt], inside: str = "") -> Iterator
             continue
         if node.name.startswith("_"):
             continue
-        if ast.get_docstring(node) is None and not overloads(node):
+        if ast.get_docstring(node) is None and not repeats_a_name(node):
             yield f"{inside}{node.name}, line {node.lineno}"
         if isinstance(node, ast.ClassDef):
             yield from public_without_docstring(node.body, f"{node.name}.")
 
 
-def overloads(node: ast.AST) -> bool:
+def repeats_a_name(node: ast.AST) -> bool:
+    """Tell overloads and setters: the docstring stands at the name's other definition."""
     marks = getattr(node, "decorator_list", [])
-    return any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in marks)
+    return any(getattr(mark, "attr", getattr(mark, "id", "")) in REPEATS for mark in marks)
 
 
 def silent_handlers(tree: ast.AST) -> Iterator[int]:
@@ -138,7 +140,7 @@ def test_the_checks_find_what_they_look_for() -> None:
     bad = ast.parse(
         "import os\n"
         "def f():\n    try:\n        os.environ['A']\n    except Exception:\n        pass\n"
-        "class C:\n    'Doc.'\n    def g(self): ...\n"
+        "class C:\n    'Doc.'\n    def g(self): ...\n    @g.setter\n    def g(self, x): ...\n"
     )
     assert list(silent_handlers(bad)) == [5]
     assert reads_environment(bad)
