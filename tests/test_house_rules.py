@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import pytest
-
 import notebook_accel
 
 if sys.version_info >= (3, 11):
@@ -20,6 +18,8 @@ else:
 
 ROOT = Path(notebook_accel.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+NAMES = {path: path.relative_to(ROOT).as_posix() for path in FILES}
+TREES = {path: ast.parse(path.read_text()) for path in FILES}
 REPEATS = {"overload", "setter", "deleter"}
 VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
 # Who may touch the environment: it is no bus for settings between our own parts.
@@ -39,10 +39,6 @@ ENVIRONMENT_READERS = {
     "ranks/world.py",  # a launch by torchrun
     "ui/place.py",  # which host this is
 }
-
-every_file = pytest.mark.parametrize(
-    "path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES]
-)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -95,45 +91,51 @@ def reads_environment(tree: ast.AST) -> bool:
     )
 
 
-@every_file
-def test_a_file_has_fewer_than_400_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 400
+def test_files_have_fewer_than_400_lines() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for path, name in NAMES.items()}
+    assert {name: length for name, length in lengths.items() if length >= 400} == {}
 
 
-@every_file
-def test_a_function_does_its_work_in_fewer_than_60_lines(path: Path) -> None:
+def test_functions_do_their_work_in_fewer_than_60_lines() -> None:
     """Signature and docstring do not count: they are read by other people than the work is."""
-    long = [
-        f"{node.name}, line {node.lineno}"
-        for node in functions(ast.parse(path.read_text()))
+    assert [
+        f"{NAMES[path]}, line {node.lineno}: {node.name}"
+        for path, tree in TREES.items()
+        for node in functions(tree)
         if num_lines_of_work(node) >= 60
-    ]
-    assert long == []
+    ] == []
 
 
-@every_file
-def test_everything_public_has_a_docstring(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree) is not None
-    assert list(public_without_docstring(tree.body)) == []
+def test_everything_public_has_a_docstring() -> None:
+    assert [NAMES[path] for path, tree in TREES.items() if ast.get_docstring(tree) is None] == []
+    assert [
+        f"{NAMES[path]}: {found}"
+        for path, tree in TREES.items()
+        for found in public_without_docstring(tree.body)
+    ] == []
 
 
-@every_file
-def test_no_broad_handler_swallows_in_silence(path: Path) -> None:
-    assert list(silent_handlers(ast.parse(path.read_text()))) == []
+def test_no_broad_handler_swallows_in_silence() -> None:
+    assert [
+        f"{NAMES[path]}, line {line}"
+        for path, tree in TREES.items()
+        for line in silent_handlers(tree)
+    ] == []
 
 
-@every_file
-def test_only_named_files_touch_the_environment(path: Path) -> None:
-    if reads_environment(ast.parse(path.read_text())):
-        assert path.relative_to(ROOT).as_posix() in ENVIRONMENT_READERS
+def test_only_named_files_touch_the_environment() -> None:
+    touching = {NAMES[path] for path, tree in TREES.items() if reads_environment(tree)}
+    assert touching - ENVIRONMENT_READERS == set()
 
 
-@every_file
-def test_a_file_is_named_for_its_job(path: Path) -> None:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    # notebook_accel.utils resolves names of another library's module: that one name is not ours.
-    assert not VAGUE & set(parts[1:] if parts[0] == "compat" else parts)
+def test_files_are_named_for_their_job() -> None:
+    parts = {name: Path(name).with_suffix("").parts for name in NAMES.values()}
+    # notebook_accel.utils answers to another library's name: that one name is not ours.
+    assert [
+        name
+        for name, words in parts.items()
+        if VAGUE & set(words[1:] if words[0] == "compat" else words)
+    ] == []
 
 
 def test_the_checks_find_what_they_look_for() -> None:
@@ -167,7 +169,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def test_every_import_is_ours_or_a_declared_dependency() -> None:
-    wanted = {name for path in FILES for name in imported(ast.parse(path.read_text()))}
+    wanted = {name for tree in TREES.values() for name in imported(tree)}
     wanted -= {"notebook_accel", *sys.stdlib_module_names, *BROUGHT, *OPTIONAL}
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=~! ]", line)[0].lower() for line in project["dependencies"]}
