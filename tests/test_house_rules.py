@@ -36,7 +36,6 @@ ENVIRONMENT_READERS = {
     "launch/run.py",  # OMP_NUM_THREADS
     "launch/start.py",  # hands the environment on
     "launch/worker.py",  # gives a worker its own
-    "ranks/world.py",  # a launch by torchrun
     "ui/place.py",  # which host this is
 }
 
