@@ -21,11 +21,12 @@ GRACE_S = 5.0
 # One idle forkserver may wait for the next launch; it ends with this process.
 FORKSERVER = "notebook_accel.launch.forkserver"
 # pytest writes the first; importing a library that sets a variable once is not a leak.
-OWN_VARIABLES = {"PYTEST_CURRENT_TEST"}
+OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # tqdm keeps one daemon thread for all bars from the first bar on.
 OWN_THREADS = {"TMonitor"}
-# pytest-timeout's alarm; it is disarmed early when a test fails.
-OWN_SIGNALS = {"SIGALRM"}
+# pytest-timeout's alarm, disarmed early when a test fails; DataLoader's watch over its workers,
+# which torch installs once for good.
+OWN_SIGNALS = {"SIGALRM", "SIGCHLD"}
 
 
 @pytest.fixture(autouse=True)
