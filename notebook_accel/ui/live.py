@@ -7,6 +7,7 @@ a core. What stays in the saved notebook is a plain PNG with the same facts as t
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -75,7 +76,7 @@ class LiveView:
         elif isinstance(event, Failed) and not event.is_comm:
             self._endings[event.rank] = f"rank {event.rank} raised {event.type_name}"
         elif isinstance(event, Exited) and event.code != 0:
-            self._endings.setdefault(event.rank, f"rank {event.rank} left with code {event.code}")
+            self._endings.setdefault(event.rank, f"rank {event.rank} {_how_it_left(event.code)}")
 
     def tick(self) -> None:
         """Refresh what is due."""
@@ -105,6 +106,15 @@ class LiveView:
                 "the run is not affected and run.history has every point",
                 file=sys.stderr,
             )
+
+
+def _how_it_left(code: int) -> str:
+    if code >= 0:
+        return f"left with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-code}"
 
 
 def _screen(here: Place, title: str) -> Screen | None:

@@ -90,7 +90,9 @@ def test_a_terminal_rewrites_one_line_and_clears_it_before_other_output():
     ("last", "said"),
     [
         (Failed(1, "ValueError", "x", [], ""), "rank 1 raised ValueError"),
-        (Exited(1, -9), "rank 1 left with code -9"),
+        (Exited(1, 3), "rank 1 left with exit code 3"),
+        (Exited(1, -9), "rank 1 was killed by SIGKILL"),
+        (Exited(1, -40), "rank 1 was killed by signal 40"),
         (Returned(0, 0, stopped=True), "stopped"),
     ],
 )
