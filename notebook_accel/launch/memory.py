@@ -55,3 +55,7 @@ class FlagPage:
     def ask_stop(self) -> None:
         """Ask every rank to stop at the next step they agree on."""
         self._page[0] = 1
+
+    def close(self) -> None:
+        """Unmap the page, which also keeps a descriptor; it must not be asked any more."""
+        self._page.close()

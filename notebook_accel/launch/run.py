@@ -29,6 +29,11 @@ from notebook_accel.launch.seat import Lane, Seat, open_lane
 from notebook_accel.launch.supervise import RankState, Supervisor
 
 
+# One start at a time in a process: a fork in one thread would inherit, and hold open, the pipe by
+# which another thread's subprocess reports that it has started.
+_starting = threading.Lock()
+
+
 @dataclass(frozen=True)
 class Order:
     """Everything decided about a run before it starts."""
@@ -133,6 +138,7 @@ class Run:
         flags_fd = anonymous_file("flags")
         stack.callback(os.close, flags_fd)
         flags = FlagPage(flags_fd, create=True)
+        stack.callback(flags.close)  # an exception may keep this frame, and the page with it
         store, env = _rendezvous(order, stack)
         seats = []
         for placement in order.plan.placements:
@@ -146,15 +152,16 @@ class Run:
             lane, seat = open_lane(seat, flags_fd, store)
             stack.callback(lane.close)
             seats.append((lane, seat))
-        guard = Guard()
-        try:
-            crew = start.start(order.choice.method, order.job, seats, [guard.fd])
-        except BaseException:
-            guard.dismiss()
-            for lane, _ in seats:
-                for fd in (lane.stdout, lane.stderr, lane.events):
-                    os.close(fd)
-            raise
+        with _starting:
+            guard = Guard()
+            try:
+                crew = start.start(order.choice.method, order.job, seats, [guard.fd])
+            except BaseException:
+                guard.dismiss()
+                for lane, _ in seats:
+                    for fd in (lane.stdout, lane.stderr, lane.events):
+                        os.close(fd)
+                raise
         lanes = [lane for lane, _ in seats]
         self._supervisor = Supervisor(crew, lanes, flags, guard, self._sinks, order.timeout_s)
         return lanes

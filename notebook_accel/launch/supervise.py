@@ -122,6 +122,8 @@ class Supervisor:
 
     def wake(self) -> None:
         """Make a waiting ``step`` look round; safe in a signal handler and from any thread."""
+        if self._wake_write < 0:
+            return  # closed: the number may be somebody else's by now
         try:
             os.write(self._wake_write, b"!")
         except BlockingIOError:
@@ -166,8 +168,9 @@ class Supervisor:
                 self._drain(state)
         for fd in (*self._watched_crew, self._wake_read):
             self._forget(fd)
+        wake_write, self._wake_write = self._wake_write, -1
         os.close(self._wake_read)
-        os.close(self._wake_write)
+        os.close(wake_write)
         self._selector.close()
         self._guard.dismiss()
         self._crew.release()

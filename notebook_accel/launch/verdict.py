@@ -56,7 +56,7 @@ def blame(
         return _died(ranks[first])
     if failed.type_name == "SystemExit":
         return _left(ranks[first], failed)
-    same = [ranks[rank].rank for rank in own if _same(ranks[rank].failed, failed)]
+    same = sorted(ranks[rank].rank for rank in own if _same(ranks[rank].failed, failed))
     return failure.revive(failed, exception_of(first), same)
 
 

@@ -15,6 +15,7 @@ import psutil
 from jupyter_client.manager import KernelManager
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+FORKSERVER = "notebook_accel.launch.forkserver"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -67,7 +68,9 @@ class Kernel:
         self._manager = KernelManager()
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._manager.start_kernel(
-            env={**os.environ, "PYTHONPATH": path, **(env or {})}, cwd=str(cwd or ROOT)
+            env={**os.environ, "PYTHONPATH": path, **(env or {})},
+            cwd=str(cwd or ROOT),
+            extra_arguments=["--HistoryManager.enabled=False"],
         )
         self._connect()
 
@@ -75,6 +78,7 @@ class Kernel:
         self._client = self._manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=60)
+        self.execution_count = 0
         self.pid = int(self.run("import os; print(os.getpid())").out)
 
     def __enter__(self) -> Kernel:
@@ -103,6 +107,8 @@ class Kernel:
             if message["parent_header"].get("msg_id") != message_id:
                 continue
             kind, content = message["msg_type"], message["content"]
+            if kind == "execute_input":
+                self.execution_count = content["execution_count"]
             if kind == "status" and content["execution_state"] == "idle":
                 break
             if kind not in ("status", "execute_input"):
@@ -157,8 +163,20 @@ class Kernel:
         self._manager.cleanup_resources()
 
 
+def forkservers(pid: int) -> set[int]:
+    """Give the pids of the forkservers of kernel ``pid``; their workers look the same otherwise."""
+    found = set()
+    for process in psutil.Process(pid).children():
+        try:
+            if any(FORKSERVER in word for word in process.cmdline()):
+                found.add(process.pid)
+        except psutil.Error:  # it has just ended
+            continue
+    return found
+
+
 def family(pid: int) -> set[int]:
-    """Give the pids of all living descendants of ``pid``, forkservers without workers left out."""
+    """Give the pids of all living descendants of ``pid``."""
     found = set()
     for process in psutil.Process(pid).children(recursive=True):
         try:

@@ -1,0 +1,82 @@
+"""Forking from a kernel that has used its threads, and not forking from one that must not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.kernel.cells import PRELUDE, launch
+from tests.support.kernels import Kernel
+
+USED = """
+import sklearn.cluster, sklearn.ensemble  # before torch: its own OpenMP library is the first
+import numpy as np
+rows = np.random.default_rng(0).normal(size=(1500, 8))
+sklearn.cluster.KMeans(4, n_init=2).fit(rows)
+sklearn.ensemble.HistGradientBoostingRegressor(max_iter=5).fit(rows, rows[:, 0])
+"""
+BUSY = """
+torch.set_num_threads(2)
+net = nn.Linear(300, 300)
+def use_threads():
+    x = torch.randn(300, 300, requires_grad=True)
+    (net(x) @ x).square().mean().backward()
+def train():
+    connect()
+    for _ in range(3):
+        use_threads()
+    labels = sklearn.cluster.KMeans(4, n_init=1).fit(rows).labels_
+    gradient = net.weight.grad
+    dist.all_reduce(gradient)
+    return torch.get_num_threads(), len(labels), bool(gradient.isfinite().all())
+"""
+
+
+@pytest.fixture(scope="module")
+def used_kernel():
+    env = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "2")
+    with Kernel(env) as kernel:
+        for code in (USED, PRELUDE, BUSY):
+            reply = kernel.run(code)
+            assert not reply.error, reply.traceback
+        yield kernel
+
+
+@pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.timeout(600)
+def test_a_kernel_that_used_two_openmp_libraries_forks_workers_of_two_threads(used_kernel, times):
+    libraries = used_kernel.run(
+        "paths = {line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line}\n"
+        "print(sum(('libgomp' in p) or ('libomp' in p) or ('libiomp' in p) for p in paths))"
+    )
+    assert int(libraries.out) >= 2, "this test needs two OpenMP libraries in one process"
+    for _ in range(times):
+        reply = used_kernel.run(
+            "use_threads(); sklearn.cluster.KMeans(4, n_init=1).fit(rows)\n"
+            + launch("train", "fork", "; print(run.values)"),
+            timeout_s=30,
+        )
+        assert "[(2, 1500, True), (2, 1500, True)]" in reply.out, reply.messages
+    assert used_kernel.run("use_threads(); print('fine')").out == "fine\n"
+
+
+def test_a_kernel_that_opened_cuda_launches_fresh_workers_and_says_why(own_kernel):
+    reply = own_kernel.run(
+        "torch.cuda.is_initialized = torch.cuda._is_in_bad_fork = lambda: True\n"
+        + launch("tens", "auto", "; print(run.values)")
+    )
+    assert "by forkserver (CUDA is open in this kernel)" in reply.out
+    assert "[10, 10]" in reply.out, reply.messages
+    reply = own_kernel.run("torch.cuda.is_initialized = lambda: False\n" + launch("tens"))
+    assert "by forkserver (a forked process could not use CUDA" in reply.out
+    reply = own_kernel.run(launch("tens", "fork"))
+    assert reply.error == "LaunchError"
+    assert "cannot fork workers: a forked process could not use CUDA" in reply.traceback
+    assert "leave out start_method" in reply.traceback
+
+
+def test_each_worker_gets_its_share_of_the_cores_as_threads(kernel):
+    cores = len(os.sched_getaffinity(0))
+    reply = kernel.run(launch("torch.get_num_threads", "fork", "; print(run.values)"))
+    assert f"[{max(1, cores // 2)}, {max(1, cores // 2)}]" in reply.out, reply.messages
