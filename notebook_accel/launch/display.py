@@ -89,9 +89,7 @@ def _fresh_shell(emitter: Emitter, enabled: bool) -> None:
     from traitlets.config import Config, SingletonConfigurable
 
     class Publisher(DisplayPublisher):
-        def publish(
-            self, data: Any, metadata: Any = None, *args: Any, **more: Any
-        ) -> None:
+        def publish(self, data: Any, metadata: Any = None, *args: Any, **more: Any) -> None:
             content = {
                 "data": data,
                 "metadata": metadata or {},

@@ -156,8 +156,9 @@ def innermost(stacks: str) -> str:
         return "in native code"
     named = [Frame(filename, int(number), name, "") for filename, number, name in lines]
     theirs = [f for f in named if "/torch/" not in f.filename and _PACKAGE not in f.filename]
-    inside = f" (in {named[0].name})" if not theirs or theirs[0] is not named[0] else ""
-    return f"at {place(theirs[0] if theirs else named[0])}{inside}"
+    where = (theirs or named)[0]
+    inside = f", inside {named[0].name}" if where is not named[0] else ""
+    return f"at {place(where)}, in {where.name}{inside}"
 
 
 def _around(frame: Frame, context: int = 2) -> str:

@@ -266,7 +266,12 @@ class Supervisor:
         state.code = code
         if not state.reported and not state.we_killed:
             self._count_trouble(state)
-        elif state.returned is not None and code != 0 and not state.we_killed:
+        elif (
+            state.returned is not None
+            and not state.returned.stopped
+            and code
+            and not state.we_killed
+        ):
             note = f"note: rank {rank} returned, then its process ended with code {code}\n"
             self._emit(Output(rank, "stderr", note, announced=True))
         self._emit(Exited(rank, code))

@@ -134,6 +134,6 @@ def test_a_timeout_says_where_each_rank_was() -> None:
     error = verdict.timed_out(1.5, ranks, {0: stacks})
     assert isinstance(error, RunTimeout)
     assert error.what == "the run took longer than timeout_s=1.5"
-    assert "rank 0 was at File train.py:12 (in barrier), after step 2" in error.why
+    assert "rank 0 was at File train.py:12, in main, inside barrier, after step 2" in error.why
     assert "rank 1 had returned, after step 2" in error.why
     assert "rank 2 could not be asked, before its first step" in error.why
