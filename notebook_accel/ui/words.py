@@ -56,7 +56,9 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 4.1 s, 2:05 min or 1:02:05 h; whole ones without decimals."""
+    """Seconds as 12 ms, 4.1 s, 2:05 min or 1:02:05 h; whole ones without decimals."""
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds} s" if isinstance(seconds, int) else f"{seconds:.1f} s"
     whole = round(seconds)

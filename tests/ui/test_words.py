@@ -46,7 +46,8 @@ def test_rates_have_decimals_only_where_they_tell_something():
 
 
 def test_durations_read_like_a_clock():
-    assert [words.duration(s) for s in (0.42, 7, 59.94, 125, 3725)] == [
+    assert [words.duration(s) for s in (0.012, 0.42, 7, 59.94, 125, 3725)] == [
+        "12 ms",
         "0.4 s",
         "7 s",
         "59.9 s",
