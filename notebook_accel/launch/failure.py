@@ -148,6 +148,12 @@ def place(frame: Frame) -> str:
     return f"File {frame.filename}:{frame.lineno}"
 
 
+def users_own(frames: list[Frame]) -> list[Frame]:
+    """Leave out the frames of torch and of this package, unless there are no others."""
+    theirs = [f for f in frames if "/torch/" not in f.filename and _PACKAGE not in f.filename]
+    return theirs or frames
+
+
 def innermost(stacks: str) -> str:
     """Say where a rank is from what faulthandler wrote: the newest line outside torch."""
     _, _, main = stacks.rpartition("Current thread")
@@ -155,8 +161,7 @@ def innermost(stacks: str) -> str:
     if not lines:
         return "in native code"
     named = [Frame(filename, int(number), name, "") for filename, number, name in lines]
-    theirs = [f for f in named if "/torch/" not in f.filename and _PACKAGE not in f.filename]
-    where = (theirs or named)[0]
+    where = users_own(named)[0]
     inside = f", inside {named[0].name}" if where is not named[0] else ""
     return f"at {place(where)}, in {where.name}{inside}"
 

@@ -88,15 +88,18 @@ def _nobodys_own(
     waiting = ranks[first].rank
     if not early:
         return failure.revive(failed, exception_of(first), [waiting])
-    where = failed.frames[-1] if failed.frames else None
-    place = f" at {failure.place(where)}" if where is not None else ""
+    saw = (failed.message or failed.type_name).splitlines()[0]
     return WorkerDied(
         f"rank {early[0].rank} returned early, {_after(early[0])}, "
-        f"while rank {waiting} waited for it{place}",
-        f"a collective needs every rank; rank {waiting} saw: {failed.message.splitlines()[0]}",
+        f"while rank {waiting} waited for it{_at(failed)}",
+        f"a collective needs every rank; rank {waiting} saw: {saw}",
         "let every rank run the same number of steps and call the same collectives",
         rank=early[0].rank,
     )
+
+
+def _at(failed: Failed) -> str:
+    return f" at {failure.place(failure.users_own(failed.frames)[-1])}" if failed.frames else ""
 
 
 def _after(state: RankState) -> str:
@@ -120,9 +123,8 @@ def _died(state: RankState) -> WorkerDied:
 def _left(state: RankState, failed: Failed) -> WorkerDied:
     rank = state.rank
     code = int(failed.message) if failed.message.isdigit() else 1
-    where = f" at {failure.place(failed.frames[-1])}" if failed.frames else ""
     return WorkerDied(
-        f"rank {rank} called sys.exit({failed.message}){where}, {_after(state)}",
+        f"rank {rank} called sys.exit({failed.message}){_at(failed)}, {_after(state)}",
         "a worker that exits leaves the others waiting",
         "return from the function instead; raise an exception if something is wrong",
         rank=rank,
