@@ -19,6 +19,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -126,12 +127,22 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
+def quiet_fork() -> int:
+    """Fork, without Python's general warning (3.12 on) about doing so beside other threads.
+
+    What makes it dangerous here is dealt with: OpenMP rests, and the child's first act is its door.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def _child_is_spoiled(torch: Any) -> bool:
     """Fork a child that only asks torch whether its accelerators are still good."""
     backends = [torch.cuda, torch.xpu, getattr(torch, "mtia", torch.xpu)]
     if torch.version.cuda is None and torch.version.hip is None and not torch.xpu._is_compiled():
         return any(backend._is_in_bad_fork() for backend in backends)  # nothing a fork could spoil
-    pid = os.fork()
+    pid = quiet_fork()
     if pid == 0:
         code = 1
         try:
@@ -189,7 +200,7 @@ def _fork(job: Job, seats: list[tuple[Lane, Seat]], ours: list[int]) -> Crew:
     try:
         for lane, seat in seats:
             held += [lane.stdout, lane.stderr, lane.events]
-            pid = os.fork()
+            pid = quiet_fork()
             if pid == 0:
                 others = [fd for other, _ in seats if other is not lane for fd in other.theirs]
                 worker.enter(replace(seat, parent=parent), load, [*held, *others])
