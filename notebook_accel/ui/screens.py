@@ -122,11 +122,11 @@ class TextScreen:
 
     def refresh(self, history: History, rates: Rates, alive_s: float) -> None:
         """Rewrite the line, or add one when the last is old."""
-        line = f"{self._title}: {words.status(history, rates)}"
-        if self._rewrites:
+        line = words.status(history, rates)
+        if self._rewrites:  # short: a terminal is narrow, and the launch line is just above
             self._pace.run(lambda: self._rewrite(line))
         elif alive_s >= self.PLAIN_INTERVAL_S:
-            self._pace.run(lambda: self._write(f"{line}\n"))
+            self._pace.run(lambda: self._write(f"{self._title}: {line}\n"))
 
     def finish(self, history: History, line: str) -> None:
         """End with one line that stays."""

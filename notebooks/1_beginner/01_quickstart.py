@@ -168,7 +168,7 @@ def main():
         if epoch % 3 == 2:
             accelerator.print(f"epoch {epoch}: {accuracy:.1%} of {num_seen} exam pictures right")
 
-    return accelerator.unwrap_model(model), accuracy
+    return model, accuracy
 
 
 # %% [markdown]

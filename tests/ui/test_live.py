@@ -76,7 +76,7 @@ def test_a_terminal_rewrites_one_line_and_clears_it_before_other_output():
     stream = io.StringIO()
     feed = Feed(text_view(stream, rewrites=True))
     feed.send(*steps(1))
-    assert stream.getvalue() == "\r\x1b[Kmain: epoch 0 · batch 1/10 · step 1 · loss 2.000"
+    assert stream.getvalue() == "\r\x1b[Kepoch 0 · batch 1/10 · step 1 · loss 2.000"
     feed.send(Output(0, "stdout", "hello\n"))
     assert stream.getvalue().endswith("loss 2.000\r\x1b[K")
     feed.send(*steps(2))
