@@ -288,8 +288,14 @@ def _known_classes() -> Callable[[type], str | None]:
 def forked_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Call]:
-    """The way in of a forked worker: everything is here already."""
-    return lambda: Call(function, args, kwargs, _known_classes())
+    """The way in of a forked worker: all is here, but Python reseeds ``random`` in a fork."""
+    state = random.getstate()
+
+    def load() -> Call:
+        random.setstate(state)
+        return Call(function, args, kwargs, _known_classes())
+
+    return load
 
 
 def fresh_call(payload: int) -> Callable[[], Call]:

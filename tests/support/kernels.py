@@ -128,8 +128,8 @@ class Kernel:
         """Run a cell to its end."""
         return self.finish(self.start(code), timeout_s, after_s)
 
-    def wait_for_output(self, message_id: str, text: str, timeout_s: float = 30.0) -> None:
-        """Wait until the running cell has printed ``text``; the messages are dropped."""
+    def wait_for_output(self, message_id: str, text: str, timeout_s: float = 30.0) -> str:
+        """Wait until a cell has printed ``text`` and give all that came; it may have returned."""
         seen = ""
         deadline = time.monotonic() + timeout_s
         while text not in seen:
@@ -140,6 +140,7 @@ class Kernel:
             if message["parent_header"].get("msg_id") == message_id:
                 seen += message["content"].get("text", "")
                 seen += "\n".join(message["content"].get("traceback", []))
+        return seen
 
     def interrupt(self) -> None:
         """Do what the interrupt button does: SIGINT to the kernel's whole process group."""
