@@ -1,18 +1,18 @@
 """Every error a person can meet, drawn as one tree; each says what, why and what to do.
 
-    Explained
-    ├── ConfigError (ValueError)       a value that was asked for cannot be
-    ├── LaunchError (RuntimeError)     a launch cannot start, or a rank left without a word
-    │   ├── WorkerDied                 a rank left without a word: signal, exit code, early return
-    │   ├── WorkerFailed               a rank raised something that could not travel back as itself
-    │   └── RunTimeout (TimeoutError)  the run took longer than ``timeout_s``
-    ├── RuntimeMisuse (RuntimeError)   a call of the training loop cannot be right
-    ├── MissingPackage (ImportError)   an optional package that this call needs is not installed
-    └── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
+Explained
+├── ConfigError (ValueError)       a value that was asked for cannot be
+├── LaunchError (RuntimeError)     a launch cannot start, or a rank left without a word
+│   ├── WorkerDied                 a rank left without a word: signal, exit code, early return
+│   ├── WorkerFailed               a rank raised something that could not travel back as itself
+│   └── RunTimeout (TimeoutError)  the run took longer than ``timeout_s``
+├── RuntimeMisuse (RuntimeError)   a call of the training loop cannot be right
+├── MissingPackage (ImportError)   an optional package that this call needs is not installed
+└── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
 
-    KeyboardInterrupt
-    ├── StopRun                        raised inside a worker, at a step that all ranks agreed on
-    └── RunInterrupted                 raised in the kernel; ``result`` is the partial result
+KeyboardInterrupt
+├── StopRun                        raised inside a worker, at a step that all ranks agreed on
+└── RunInterrupted                 raised in the kernel; ``result`` is the partial result
 """
 
 from __future__ import annotations

@@ -111,6 +111,4 @@ class Exited:
     code: int
 
 
-Event = (
-    Started | Output | Display | Metrics | Progress | Returned | Failed | Exited
-)
+Event = Started | Output | Display | Metrics | Progress | Returned | Failed | Exited
