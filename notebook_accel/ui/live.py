@@ -42,12 +42,13 @@ def show(history: History, title: str) -> None:
     if not len(history):
         print(f"{title}: nothing was reported")
         return
-    from notebook_accel.ui import plot
-
+    facts = words.facts(history)
     if place().surface == "png":
-        publish(picture(plot.png(history, title, 2.0), title, plot.facts(history)), None)
+        from notebook_accel.ui import plot  # matplotlib: only where it is needed
+
+        publish(picture(plot.png(history, title, 2.0), title, facts), None)
     else:
-        print(f"{title}\n{plot.facts(history)}")
+        print(f"{title}\n{facts}")
 
 
 class LiveView:

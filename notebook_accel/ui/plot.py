@@ -1,4 +1,4 @@
-"""A history as a picture, and the same facts as text.
+"""A history as a picture; ``words.facts`` says the same as text.
 
 The picture is a white card, so that it can be read in light and dark pages and in a saved file.
 Series differ by line style and carry their name and newest value at the end of the line: nothing
@@ -19,6 +19,7 @@ from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
 from notebook_accel.events.history import History
+from notebook_accel.ui import words
 
 Floats = NDArray[np.float64]
 
@@ -87,8 +88,8 @@ class Card:
 
     def png(self, history: History, scale: float = 1.0) -> bytes:
         """Draw the history as PNG bytes of ``scale`` x 720 x 280 pixels."""
-        losses = [name for name in history if is_loss(name)]
-        others = [name for name in history if not is_loss(name)]
+        losses = [name for name in history if words.is_loss(name)]
+        others = [name for name in history if not words.is_loss(name)]
         panels = [names for names in (losses, others) if names]
         last_step = max((history.series(name).steps[-1] for name in history), default=1)
         with _LOCK:
@@ -119,47 +120,6 @@ class Card:
 def png(history: History, title: str, scale: float = 1.0) -> bytes:
     """Draw one picture of a history that will not change."""
     return Card(title).png(history, scale)
-
-
-def is_loss(name: str) -> bool:
-    """True for a series of which less is better."""
-    return any(word in name.lower() for word in ("loss", "error", "perplexity"))
-
-
-def facts(history: History) -> str:
-    """The picture in words, one line per series."""
-    return "\n".join(_fact(history, name) for name in history)
-
-
-def _fact(history: History, name: str) -> str:
-    values, steps = history[name], history.steps(name)
-    text = f"{name} {_number(values[0])} -> {_number(values[-1])} over {_span(steps)}"
-    finite = [
-        (value, step) for value, step in zip(values, steps, strict=True) if np.isfinite(value)
-    ]
-    if len(finite) > 1:
-        best = min(finite) if is_loss(name) else max(finite, key=lambda pair: pair[0])
-        word = "best" if is_loss(name) else "highest"
-        text += f", {word} {_number(best[0])} at {best[1]}"
-    if len(finite) < len(values):
-        first = next(step for v, step in zip(values, steps, strict=True) if not np.isfinite(v))
-        text += f"; {len(values) - len(finite)} not finite, the first at {first}"
-    return text
-
-
-def _span(steps: list[int]) -> str:
-    if len(steps) == 1:
-        return f"1 point, at step {steps[0]}"
-    if len(steps) > steps[-1] // 2:
-        return f"{steps[-1]} steps"
-    return f"{len(steps)} points up to step {steps[-1]}"
-
-
-def _number(value: float) -> str:
-    size = abs(value)
-    if not np.isfinite(value) or size == 0:
-        return f"{value:g}"
-    return f"{value:.3f}" if 0.01 <= size < 1000 else f"{value:.3g}"
 
 
 def _draw_panel(axes: Any, curves: list[Curve], last_step: int) -> None:
@@ -245,7 +205,7 @@ def _label_ends(axes: Any, curves: list[Curve], num_hidden: int) -> None:
     for height, item, color in sorted(anchors, key=lambda anchor: anchor[0]):
         floor = max(height, floor)
         name = item.name if len(item.name) <= 12 else item.name[:11] + "…"
-        text = f"{name}\n{_number(item.last)}"
+        text = f"{name}\n{words.precise(item.last)}"
         alarm = color if np.isfinite(item.last) else _ALARM
         axes.annotate(
             text,

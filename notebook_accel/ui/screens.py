@@ -72,7 +72,7 @@ class CellScreen:
     def refresh(self, history: History, rates: Rates, alive_s: float) -> None:
         """Update the line, and the picture once the run has lived for a moment."""
         self._line_pace.run(lambda: self._write(words.status(history, rates), _fraction(rates)))
-        if alive_s > self.QUIET_START_S and len(history):
+        if alive_s > self.QUIET_START_S and _has_curve(history):
             if self._card is None:  # the first drawing costs ten times the later ones:
                 self._card = _plot().Card(self._title)
                 self._card.png(history)  # paid here, it does not slow the pace of the pictures
@@ -80,13 +80,11 @@ class CellScreen:
 
     def finish(self, history: History, line: str) -> None:
         """Leave a sharp picture and the facts as text."""
-        if not len(history):
-            self._write(line, None)
-            return
-        facts = _plot().facts(history)
-        self._write(f"{line}\n{facts}", None)
-        card = self._card or _plot().Card(self._title)
-        self._draw(card.png(history, 2.0), facts)
+        facts = words.facts(history)
+        self._write(f"{line}\n{facts}".rstrip(), None)
+        if _has_curve(history):
+            card = self._card or _plot().Card(self._title)
+            self._draw(card.png(history, 2.0), facts)
 
     def _write(self, line: str, fraction: float | None) -> None:
         self._line = publish({"text/html": _html(line, fraction), "text/plain": line}, self._line)
@@ -144,6 +142,11 @@ class TextScreen:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+def _has_curve(history: History) -> bool:
+    """One point is no curve: a run of one step is not worth the time of a picture."""
+    return any(history.series(name).settled > 1 for name in history)
 
 
 def _plot() -> Any:

@@ -1,6 +1,8 @@
-"""Where a run is, in one line of words; pure text, the same for cells and terminals."""
+"""A run in words: where it is, how it ended, what its curves say. Pure text, for every place."""
 
 from __future__ import annotations
+
+import math
 
 from notebook_accel.events.history import History, Rates
 
@@ -36,6 +38,48 @@ def summary(rates: Rates, seconds: float, ending: str = "") -> str:
     if rates.samples and seconds > 0:
         parts.append(f"{rate(rates.samples / seconds)} samples/s")
     return SEPARATOR.join(parts) or f"done in {duration(seconds)}"
+
+
+def is_loss(name: str) -> bool:
+    """True for a series of which less is better."""
+    return any(word in name.lower() for word in ("loss", "error", "perplexity"))
+
+
+def facts(history: History) -> str:
+    """The picture in words, one line per series."""
+    return "\n".join(_fact(history, name) for name in history)
+
+
+def _fact(history: History, name: str) -> str:
+    values, steps = history[name], history.steps(name)
+    if len(values) == 1:
+        return f"{name} {precise(values[0])} at step {steps[0]}"
+    text = f"{name} {precise(values[0])} -> {precise(values[-1])} over {_span(steps)}"
+    finite = [
+        (value, step) for value, step in zip(values, steps, strict=True) if math.isfinite(value)
+    ]
+    if len(finite) > 1:
+        best = min(finite) if is_loss(name) else max(finite, key=lambda pair: pair[0])
+        word = "best" if is_loss(name) else "highest"
+        text += f", {word} {precise(best[0])} at {best[1]}"
+    if len(finite) < len(values):
+        first = next(step for v, step in zip(values, steps, strict=True) if not math.isfinite(v))
+        text += f"; {len(values) - len(finite)} not finite, the first at {first}"
+    return text
+
+
+def _span(steps: list[int]) -> str:
+    if len(steps) > steps[-1] // 2:
+        return f"{steps[-1]} steps"
+    return f"{len(steps)} points up to step {steps[-1]}"
+
+
+def precise(value: float) -> str:
+    """A value to three decimals, or three digits where that says more."""
+    size = abs(value)
+    if not math.isfinite(value) or size == 0:
+        return f"{value:g}"
+    return f"{value:.3f}" if 0.01 <= size < 1000 else f"{value:.3g}"
 
 
 def number(value: float) -> str:

@@ -203,6 +203,16 @@ def test_a_very_short_run_still_leaves_its_picture():
     assert "image/png" in notebook.cells[0].outputs[1].data
 
 
+def test_a_run_of_one_step_says_so_and_draws_nothing():
+    one_step = KERNEL_CELL.replace("SECONDS", "0").replace("step < 5", "step < 1")
+    asked = "import sys; print('matplotlib' in sys.modules)"
+    notebook, _ = run_cells(one_step, asked)
+    line, place, _ = notebook.cells[0].outputs
+    assert line.data["text/plain"].endswith("loss 2.000 at step 1")
+    assert place.data == {"text/plain": ""}
+    assert notebook.cells[1].outputs[0].text == "False\n"
+
+
 def test_a_kernel_told_to_speak_text_publishes_no_picture():
     setting = "import os; os.environ['NOTEBOOK_ACCEL_UI'] = 'text'"
     notebook, seen = run_cells(setting, KERNEL_CELL.replace("SECONDS", "0"))

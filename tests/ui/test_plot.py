@@ -103,19 +103,6 @@ def test_a_run_with_many_curves_says_how_many_it_left_out():
     assert texts[-1] == "+5 more"
 
 
-def test_the_facts_tell_the_curve_in_words():
-    text = plot.facts(history_of(loss=[2.301, 0.049, 0.052], accuracy=[0.5, 0.9, 0.8]))
-    assert text.splitlines() == [
-        "loss 2.301 -> 0.052 over 3 steps, best 0.049 at 2",
-        "accuracy 0.500 -> 0.800 over 3 steps, highest 0.900 at 2",
-    ]
-
-
-def test_the_facts_count_what_is_not_finite():
-    text = plot.facts(history_of(loss=[2.0, 1.0, math.nan, math.inf]))
-    assert text == "loss 2.000 -> inf over 4 steps, best 1.000 at 2; 2 not finite, the first at 3"
-
-
 def test_drawing_leaves_pyplot_alone():
     code = (
         "import sys\nfrom notebook_accel.events.history import History\n"

@@ -54,3 +54,33 @@ def test_durations_read_like_a_clock():
         "2:05 min",
         "1:02:05 h",
     ]
+
+
+def history_of(**series):
+    history = History(1)
+    for name, values in series.items():
+        history.handle(Metrics(0, [(name, step, v) for step, v in enumerate(values, 1)]))
+    return history
+
+
+def test_the_facts_tell_the_curve_in_words():
+    text = words.facts(history_of(loss=[2.301, 0.049, 0.052], accuracy=[0.5, 0.9, 0.8]))
+    assert text.splitlines() == [
+        "loss 2.301 -> 0.052 over 3 steps, best 0.049 at 2",
+        "accuracy 0.500 -> 0.800 over 3 steps, highest 0.900 at 2",
+    ]
+
+
+def test_the_facts_count_what_is_not_finite():
+    text = words.facts(history_of(loss=[2.0, 1.0, math.nan, math.inf]))
+    assert text == "loss 2.000 -> inf over 4 steps, best 1.000 at 2; 2 not finite, the first at 3"
+
+
+def test_the_facts_of_few_points_say_where_they_are():
+    history = history_of(loss=[2.0])
+    assert words.facts(history) == "loss 2.000 at step 1"
+    history = History(1)
+    history.handle(Metrics(0, [("accuracy", 50, 0.5), ("accuracy", 100, 1234.5)]))
+    assert words.facts(history) == (
+        "accuracy 0.500 -> 1.23e+03 over 2 points up to step 100, highest 1.23e+03 at 100"
+    )
