@@ -141,7 +141,7 @@ CALLABLES = {
         "    return g\n@twice\ndef call():\n    return 4"
     ),
     "a recursive function": "def call(n=4):\n    return offset if n == 0 else 1 + call(n - 1)",
-    "a function that calls another": "def four():\n    return 4\ndef call():\n    return four() + offset",
+    "a function that calls another": "def four(): return 4\ndef call(): return four() + offset",
 }
 
 
