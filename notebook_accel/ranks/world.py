@@ -7,7 +7,9 @@ of it: joining twice gives equal values, and a group that the user made before i
 from __future__ import annotations
 
 import atexit
+import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,9 @@ from notebook_accel.config.placement import Placement
 from notebook_accel.config.training import wants_cpu
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
+
+LOOK_INTERVAL_S = 0.005
+LONGEST_LOOKS = 200
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,38 @@ class World:
 
 
 def leave() -> None:
-    """Leave the process group, if there is one; a rank that merely ends can abort at exit."""
+    """Leave the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def leave_script() -> None:
+    """Leave the process group of a script that is about to end, so that it does not abort.
+
+    A thread of gloo that lets go of its last tensors after the interpreter has begun to end is
+    ended by Python inside a C++ destructor, which aborts the process. Destroying the group does
+    not join these threads while anybody (DDP does) holds it. So they are given the time, and the
+    interpreter lock, that they need. A launched worker ends by ``os._exit`` and needs none of it.
+    """
+    leave()
+    quiet = 0
+    for _ in range(LONGEST_LOOKS):
+        time.sleep(LOOK_INTERVAL_S)  # lets go of the interpreter lock
+        quiet = 0 if _gloo_is_running() else quiet + 1
+        if quiet == 2:  # what waited for the lock at the first look has had it by the second
+            return
+
+
+def _gloo_is_running() -> bool:
+    """Whether a gloo thread wants the processor; only Linux can tell, elsewhere we just wait."""
+    for task in Path("/proc/self/task").glob("*/stat"):
+        try:
+            name, _, rest = task.read_text().partition(")")
+        except OSError:  # the thread has ended meanwhile
+            continue
+        if "gloo" in name and rest.split()[0] == "R":
+            return True
+    return False
 
 
 def pick_device_type(num_gpus: int, has_mps: bool, size: int, local_rank: int) -> str:
@@ -133,4 +167,4 @@ def _leave_at_exit() -> None:
     if worker is not None:
         worker.at_exit.append(leave)
     else:
-        atexit.register(leave)
+        atexit.register(leave_script)

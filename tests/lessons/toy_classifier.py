@@ -9,9 +9,7 @@ from notebook_accel import Accelerator, set_seed
 
 def main():
     accelerator = Accelerator(cpu=True)
-    accelerator.print(
-        f"device: {accelerator.device.type} | processes: {accelerator.num_processes}"
-    )
+    accelerator.print(f"device: {accelerator.device.type} | processes: {accelerator.num_processes}")
 
     set_seed(0)
     inputs = torch.randn(256, 4)
