@@ -1,0 +1,156 @@
+"""What a launched run sees without a word of its own: losses, progress, logs, and the stop."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from notebook_accel import Accelerator
+from notebook_accel.config.placement import Placement
+from notebook_accel.errors import StopRun
+from notebook_accel.events import context
+from notebook_accel.events.emitter import Emitter, FrameReader
+from notebook_accel.events.model import Metrics, Progress
+
+
+@dataclass
+class Page:
+    stop: bool = False
+
+
+class Launch:
+    """A launched worker's context around a function, over a real pipe."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.read, write = os.pipe()
+        self.page = Page()
+        self.emitter = Emitter(0, write)
+        self.worker = context.WorkerContext(Placement(), self.emitter, self.page, settings)
+        self.events: list[Any] = []
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        def entered() -> Any:
+            context.enter(self.worker)
+            return function()
+
+        value = contextvars.copy_context().run(entered)
+        for leave in reversed(self.worker.at_exit):
+            leave()
+        self.emitter.flush()
+        os.close(self.emitter._fd)
+        reader = FrameReader()
+        while data := os.read(self.read, 1 << 16):
+            self.events += reader.feed(data)
+        os.close(self.read)
+        return value
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        every = [p for e in self.events if isinstance(e, Metrics) for p in e.points]
+        return [(step, value) for series, step, value in every if series == name]
+
+
+def test_the_loss_is_noted_before_division_and_averaged_over_its_window() -> None:
+    launch = Launch(gradient_accumulation_steps=2)
+
+    def main() -> int:
+        accelerator = Accelerator(cpu=True)
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        loader = DataLoader(torch.arange(5.0), batch_size=1)
+        optimizer, loader = accelerator.prepare(optimizer, loader)
+        for x in loader:
+            with accelerator.accumulate():
+                accelerator.backward((weight * 0 + x).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+        return accelerator.gradient_accumulation_steps
+
+    assert launch.run(main) == 2
+    assert launch.points("loss") == [(1, 0.5), (2, 2.5), (3, 4.0)]
+    last = [e for e in launch.events if isinstance(e, Progress)][-1]
+    assert last == Progress(rank=0, step=3, epoch=0, batch=5, num_batches=5, samples=5)
+
+
+def test_each_call_site_has_its_own_series_and_a_step_is_one_round() -> None:
+    launch = Launch()
+
+    def main() -> None:
+        accelerator = Accelerator(cpu=True)
+        nets = [torch.nn.Linear(1, 1) for _ in range(2)]
+        optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in nets]
+        *nets, first, second = accelerator.prepare(*nets, *optimizers)
+        x = torch.ones(1, 1)
+        for number in range(3):
+            accelerator.backward(nets[0](x).sum() * 0 + number)
+            first.step()
+            accelerator.backward(nets[1](x).sum() * 0 + number + 10)
+            second.step()
+
+    launch.run(main)
+    assert launch.points("loss") == [(1, 0), (2, 1), (3, 2)]
+    assert launch.points("loss/2") == [(1, 10), (2, 11), (3, 12)]
+
+
+def test_logged_numbers_arrive_at_the_current_step_and_text_does_not() -> None:
+    launch = Launch()
+
+    def main() -> None:
+        accelerator = Accelerator(cpu=True)
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=0.1))
+        accelerator.backward(weight.sum())
+        optimizer.step()
+        accelerator.log({"accuracy": torch.tensor(0.5), "note": "text"})
+        accelerator.log({"accuracy": 0.75}, step=7)
+
+    launch.run(main)
+    assert launch.points("accuracy") == [(1, 0.5), (7, 0.75)]
+    assert launch.points("note") == []
+
+
+def test_the_launch_s_precision_counts_unless_the_argument_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    launch = Launch(mixed_precision="bf16")
+    assert launch.run(lambda: Accelerator(cpu=True).mixed_precision) == "bf16"
+    launch = Launch(mixed_precision="bf16")
+    given = launch.run(lambda: Accelerator(mixed_precision="no", cpu=True).mixed_precision)
+    assert given == "no"
+
+
+def test_a_stopped_run_stops_at_the_next_step_and_its_models_can_be_salvaged() -> None:
+    launch = Launch()
+    steps = []
+
+    def main() -> str:
+        accelerator = Accelerator(cpu=True)
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        try:
+            while True:
+                accelerator.backward(model(torch.ones(1, 1)).sum())
+                steps.append(len(steps))
+                launch.page.stop = len(steps) == 3
+                optimizer.step()
+        except StopRun:
+            accelerator.gather(torch.ones(1))  # a collective in a cleanup still works
+            assert launch.worker.salvage[0]() == [model]
+            return "stopped"
+
+    assert launch.run(main) == "stopped"
+    assert len(steps) == 3
+    assert len(launch.points("loss")) == 3
+
+
+def test_without_a_launch_nothing_is_noted() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator._live is None
+    accelerator.log({"loss": 1.0})
