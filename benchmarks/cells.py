@@ -48,7 +48,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def work(folder, weigh, rank, size, store):
     line = time.time()
-    torch.set_num_threads(1)
+    torch.set_num_threads(max(1, os.cpu_count() // size))
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     model, optimizer = parts()
     model = DistributedDataParallel(model)

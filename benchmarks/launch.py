@@ -191,7 +191,7 @@ def main() -> None:
     imports = [one for launches in found.values() for one in launches]
     facts = (
         f"{os.cpu_count()} cores, {platform.platform()}, torch {version('torch')}; "
-        f"{options.repeats} fresh kernels each; "
+        f"{options.repeats} fresh kernels each, load average {os.getloadavg()[2]:.1f}; "
         f"importing torch._dynamo alone takes {middle(imports, 'import', 'line'):.2f} s."
     )
     text = f"# Launching\n\n{words}\n\n{facts}\n\n{table(found, names, options.n)}\n"
