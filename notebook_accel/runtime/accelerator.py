@@ -19,6 +19,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from notebook_accel.config import training
+from notebook_accel.config.handlers import (
+    AutocastKwargs,
+    GradScalerKwargs,
+    Handlers,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+)
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
@@ -39,7 +46,9 @@ class Accelerator(AmongRanks):
     ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
     micro-batches of one optimizer step. Left out, they are what the launch or the environment
     says. ``cpu`` keeps to the CPU; ``device_placement=False`` leaves models and batches where
-    they are. ``strategy`` is a wish of ``config.wishes``.
+    they are. ``strategy`` is a wish of ``config.wishes``; ``kwargs_handlers`` go through to torch.
+    A prepared scheduler steps once a rank at each update, as schedules counted in one process's
+    batches need it; ``schedule_in_updates`` makes it one step an update on any number of ranks.
 
     Ranks: every rank makes one; several Accelerators of one process do not touch each other.
     Errors: ConfigError for values that cannot be.
@@ -52,17 +61,26 @@ class Accelerator(AmongRanks):
         gradient_accumulation_steps: int | None = None,
         cpu: bool = False,
         step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: Iterable[KwargsHandler] | None = None,
         *,
         strategy: Strategy | None = None,
+        schedule_in_updates: bool = False,
     ) -> None:
         worker = context.current()
         launch = {} if worker is None else worker.settings
         precision = training.mixed_precision(mixed_precision, launch)
         num_steps = training.accumulation_steps(gradient_accumulation_steps, launch)
         flags = None if worker is None else worker.flags
-        super().__init__(World.join(cpu), flags)
+        self._handlers = Handlers.of(kwargs_handlers)
+        super().__init__(World.join(cpu, **self._handlers.kwargs(InitProcessGroupKwargs)), flags)
         self.device_placement = device_placement
-        self._engine = build(strategy, self._world, Precision(precision, self._world.device))
+        numbers = Precision(
+            precision,
+            self._world.device,
+            scaler=self._handlers.kwargs(GradScalerKwargs),
+            cast=self._handlers.kwargs(AutocastKwargs),
+        )
+        self._engine = build(self._handlers.strategy(strategy), self._world, numbers)
         self._clock = Clock(num_steps, self._passes)
         self._wardrobe = Wardrobe(
             self._engine,
@@ -70,6 +88,7 @@ class Accelerator(AmongRanks):
             self._passes,
             self._after_step,
             step_scheduler_with_optimizer,
+            1 if schedule_in_updates else self._engine.layout.data_size,
         )
         self._live: LiveEvents | None = None
         if worker is not None:
@@ -175,9 +194,17 @@ class Accelerator(AmongRanks):
         """Keep the gradients of backward passes inside the block on their rank."""
         return self._engine.no_sync(model)
 
-    def autocast(self) -> Any:
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Any:
         """Run code outside a prepared model in this precision, inside the block."""
-        return self._engine.autocast()
+        handler = {} if autocast_handler is None else autocast_handler.to_kwargs()
+        return self._engine.autocast(**handler)
+
+    def upcast_outputs(self, model: nn.Module, upcast: bool = True) -> None:
+        """Say whether ``model``'s half-precision outputs are made float32, as they are at first.
+
+        Without it they stay in the compute dtype: half the memory, and losses in that dtype.
+        """
+        self._engine.upcast_outputs(model, upcast)
 
     def clip_grad_norm_(
         self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2

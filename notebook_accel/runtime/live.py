@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class LiveEvents:
         self._emitter = emitter
         self._rank = rank
         self._owns_loss = owns_loss
-        self._series: dict[tuple[Any, int], _Series] = {}
+        self._series: dict[tuple[int, int], _Series] = {}
         self._noted: list[_Series] = []
         self._ring = None if device.type == "cpu" else Ring(device)
 
@@ -39,12 +39,13 @@ class LiveEvents:
         """Note a loss that ``caller`` gives to ``backward``."""
         if not self._owns_loss or loss.numel() != 1:
             return
-        key = (caller.f_code, caller.f_lineno)
+        # The place of the call: cheaper than code object and line, whose hash and lookup are slow.
+        key = (id(caller.f_code), caller.f_lasti)
         series = self._series.get(key)
         if series is None:
             number = len(self._series) + 1
             name = "loss" if number == 1 else f"loss/{number}"
-            series = self._series[key] = _Series(name)
+            series = self._series[key] = _Series(name, caller.f_code)
         value = loss.item() if self._ring is None else loss.detach().float().reshape(())
         if series.count == 0:
             self._noted.append(series)
@@ -94,12 +95,13 @@ class LiveEvents:
 
 
 class _Series:
-    """One curve: its name, and the sum over the open window."""
+    """One curve: its name, and the sum over the open window; ``code`` keeps its id taken."""
 
-    __slots__ = ("count", "name", "total")
+    __slots__ = ("code", "count", "name", "total")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, code: CodeType) -> None:
         self.name = name
+        self.code = code
         self.total: Any = 0.0
         self.count = 0
 

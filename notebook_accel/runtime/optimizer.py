@@ -108,8 +108,8 @@ class PreparedOptimizer(Optimizer):
 class PreparedScheduler(LRScheduler):
     """A scheduler that moves when its optimizers did.
 
-    It steps ``per_step`` times for each optimizer step (once a reader of data, so that a schedule
-    counted in batches of one process keeps its length), never past its ``total_steps``. A
+    It steps ``per_step`` times for each optimizer step (usually once a reader of data, so that a
+    schedule counted in batches of one process keeps its length), never past its ``total_steps``. A
     ReduceLROnPlateau is about an epoch's metric, not about steps: it steps as it is told.
     """
 

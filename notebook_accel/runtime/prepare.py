@@ -20,7 +20,10 @@ from notebook_accel.strategies.base import Engine, Parts
 
 
 class Wardrobe:
-    """Dresses objects for one Accelerator, and remembers what it dressed."""
+    """Dresses objects for one Accelerator, and remembers what it dressed.
+
+    A scheduler moves by ``schedule_steps`` at each optimizer step.
+    """
 
     def __init__(
         self,
@@ -29,12 +32,14 @@ class Wardrobe:
         passes: Passes,
         after_step: Callable[[int], None],
         step_scheduler_with_optimizer: bool,
+        schedule_steps: int,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._passes = passes
         self._after_step = after_step
         self._with_optimizer = step_scheduler_with_optimizer
+        self._schedule_steps = schedule_steps
         self.clear()
 
     def clear(self) -> None:
@@ -87,7 +92,7 @@ class Wardrobe:
             inner,
             bound or list(self.optimizers),
             self._clock,
-            self._engine.layout.data_size,
+            self._schedule_steps,
             self._with_optimizer,
         )
         self.schedulers.append(scheduler)

@@ -31,6 +31,9 @@ def reads_loaders():
     said["five"] = read(DataLoader(range(5), batch_size=2))
     torch.manual_seed(rank)  # ranks seeded apart still share one order
     said["shuffled"] = read(DataLoader(items, batch_size=1, shuffle=True), epochs=2)
+    generator = torch.Generator().manual_seed(100 + rank)
+    own = DataLoader(items, batch_size=2, shuffle=True, generator=generator)
+    said["own_generator"] = read(own)
     weighted = WeightedRandomSampler(torch.ones(8), 8, replacement=False)
     said["weighted"] = read(DataLoader(items, batch_size=2, sampler=weighted))
 
@@ -76,7 +79,7 @@ def reads_loaders():
 def test_two_ranks_read_disjoint_shares_in_one_order() -> None:
     first, second = run_ranks(reads_loaders, 2)
     assert (first["five"], second["five"]) == ([[0, 1], [4, 0]], [[2, 3], [1, 2]])
-    for name in ("shuffled", "weighted", "python", "distributed"):
+    for name in ("shuffled", "own_generator", "weighted", "python", "distributed"):
         epochs = 2 if name == "shuffled" else 1
         together = sorted(i for said in (first, second) for batch in said[name] for i in batch)
         assert together == sorted([*range(8)] * epochs), name
