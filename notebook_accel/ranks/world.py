@@ -10,6 +10,7 @@ import atexit
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,11 +52,13 @@ class World:
         return World(Placement(device=device), torch.device(device))
 
     @staticmethod
-    def join(cpu: bool = False) -> World:
+    def join(cpu: bool = False, **group: Any) -> World:
         """Take this process's place, making the process group if there is none yet.
 
         In a launched worker the launch decided the place; elsewhere the environment of torchrun
-        does; without either it is a world of one. ``cpu`` keeps to the CPU whatever is there.
+        does; without either it is a world of one. ``cpu`` keeps to the CPU whatever is there;
+        ``group`` are arguments of ``torch.distributed.init_process_group`` (``timeout``...), which
+        count for the first that joins.
 
         Ranks: all ranks call it; it returns when all have.
         """
@@ -68,12 +71,9 @@ class World:
                 comm=str(dist.get_backend()),
             )
         elif placement.size > 1:
-            dist.init_process_group(
-                placement.comm,
-                init_method="env://",
-                rank=placement.rank,
-                world_size=placement.size,
-            )
+            placement = replace(placement, comm=group.get("backend") or placement.comm)
+            given = {"init_method": "env://", **group, "backend": placement.comm}
+            dist.init_process_group(rank=placement.rank, world_size=placement.size, **given)
             _leave_at_exit()
         device = torch.device(placement.device)
         if device.type == "cuda":

@@ -19,7 +19,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.world import World
-from notebook_accel.strategies.precision import MixedForward, Precision, plain_forward
+from notebook_accel.strategies.precision import (
+    MixedForward,
+    Precision,
+    plain_forward,
+    upcast_outputs,
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,10 @@ class Engine:
         """Give the person's own module back."""
         return model if keep_fp32_wrapper else plain_forward(model)
 
+    def upcast_outputs(self, model: nn.Module, upcast: bool) -> None:
+        """Say whether half-precision outputs of ``model`` are made float32."""
+        upcast_outputs(self.unwrap(model), upcast)
+
     def set_sync(self, model: nn.Module, sync: bool) -> None:
         """Say whether the next backward through ``model`` averages gradients over ranks."""
 
@@ -102,9 +111,12 @@ class Engine:
         finally:
             self.set_sync(model, True)
 
-    def autocast(self) -> Any:
-        """Give the context in which forward passes run in this engine's precision."""
-        return self.precision.autocast()
+    def autocast(self, **cast: Any) -> Any:
+        """Give the context in which forward passes run in this engine's precision.
+
+        ``cast`` are arguments of ``torch.autocast`` for this once.
+        """
+        return self.precision.autocast(**cast)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Add the gradients of ``loss``, scaled where the precision needs it."""

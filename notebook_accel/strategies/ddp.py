@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,8 +28,10 @@ class DDPEngine(Engine):
         self._arguments = {
             one.name: getattr(wish, one.name)
             for one in fields(wish)
-            if getattr(wish, one.name) != one.default
+            if not one.name.startswith("comm_") and getattr(wish, one.name) != one.default
         }
+        self._hook = (wish.comm_hook, wish.comm_wrapper, wish.comm_state_option)
+        self._apart: set[int] = set()  # models whose gradients stay apart whatever windows say
 
     def place(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
         """Move ``model``, start it from rank 0's parameters and let its gradients be averaged."""
@@ -38,9 +43,11 @@ class DDPEngine(Engine):
             share_state(model, self.world)  # nothing to average, and torch refuses to wrap it
             return model
         gpu = self.world.device if self.world.device.type == "cuda" and device_placement else None
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             model, device_ids=None if gpu is None else [gpu.index], **self._arguments
         )
+        compress_gradients(wrapped, *self._hook)
+        return wrapped
 
     def unwrap(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
         """Give the person's own module back."""
@@ -50,7 +57,48 @@ class DDPEngine(Engine):
     def set_sync(self, model: nn.Module, sync: bool) -> None:
         """Say whether the next backward through ``model`` averages gradients over ranks."""
         if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = sync
+            model.require_backward_grad_sync = sync and id(model) not in self._apart
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Keep gradients of this rank to itself inside the block, also through whole windows."""
+        if not isinstance(model, DistributedDataParallel) or id(model) in self._apart:
+            yield
+            return
+        before = model.require_backward_grad_sync
+        self._apart.add(id(model))
+        model.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self._apart.discard(id(model))
+            model.require_backward_grad_sync = before
+
+
+def compress_gradients(
+    model: DistributedDataParallel, hook: str, wrapper: str = "no", options: Any = None
+) -> None:
+    """Let ``model`` send its gradients to the other ranks in the form ``hook`` of ``wishes.DDP``.
+
+    ``options`` are arguments of the ``PowerSGDState`` of PowerSGD hooks.
+
+    Source: torch.distributed.algorithms.ddp_comm_hooks.
+    """
+    if hook == "no":
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    state: Any = None
+    send: Any
+    if hook in ("fp16", "bf16"):
+        send = getattr(default_hooks, f"{hook}_compress_hook")
+    else:
+        state = powerSGD_hook.PowerSGDState(process_group=None, **(options or {}))
+        batched = hook == "batched_power_sgd"
+        send = powerSGD_hook.batched_powerSGD_hook if batched else powerSGD_hook.powerSGD_hook
+    if wrapper != "no":
+        send = getattr(default_hooks, f"{wrapper}_compress_wrapper")(send)
+    model.register_comm_hook(state, send)
 
 
 def share_state(model: nn.Module, world: World) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,20 +19,32 @@ _DTYPES = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Precision:
     """The compute dtype of forward passes and, for fp16, the loss scaler.
 
+    ``scaler`` are arguments of ``torch.amp.GradScaler``, ``cast`` of ``torch.autocast``.
+
     Source: Micikevicius et al. 2018, "Mixed precision training", section 3.
     """
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        scaler: Mapping[str, Any] = MappingProxyType({}),
+        cast: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.name = name
         self.dtype: torch.dtype | None = _DTYPES[name]
         self.device_type = device.type
-        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+        self.scaler = torch.amp.GradScaler(device.type, **scaler) if name == "fp16" else None
+        self._cast = dict(cast)
 
-    def autocast(self) -> Any:
-        """Give a fresh context in which operations run in the compute dtype."""
+    def autocast(self, **cast: Any) -> Any:
+        """Give a fresh context in which operations run in the compute dtype.
+
+        ``cast`` are arguments of ``torch.autocast`` for this once.
+        """
         if self.dtype is None:
             return nullcontext()
-        return torch.autocast(self.device_type, dtype=self.dtype)
+        return torch.autocast(self.device_type, dtype=self.dtype, **(cast or self._cast))
 
 
 class MixedForward:
@@ -43,19 +57,23 @@ class MixedForward:
     def __init__(self, forward: Any, precision: Precision) -> None:
         self.forward = forward
         self.precision = precision
+        self.upcasts = True
         self.__doc__ = forward.__doc__
         self.__wrapped__ = forward  # so that inspect.signature sees the person's arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward in the compute dtype."""
         with self.precision.autocast():
-            return map_tensors(_full, self.forward(*args, **kwargs))
+            outputs = self.forward(*args, **kwargs)
+            return map_tensors(_full, outputs) if self.upcasts else outputs
 
     def __reduce__(self) -> Any:
         return getattr, (self.forward.__self__, "forward")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MixedForward:
-        return MixedForward(copy.deepcopy(self.forward, memo), self.precision)
+        copied = MixedForward(copy.deepcopy(self.forward, memo), self.precision)
+        copied.upcasts = self.upcasts
+        return copied
 
 
 def plain_forward(model: nn.Module) -> nn.Module:
@@ -63,6 +81,13 @@ def plain_forward(model: nn.Module) -> nn.Module:
     if isinstance(vars(model).get("forward"), MixedForward):
         del model.forward
     return model
+
+
+def upcast_outputs(model: nn.Module, upcast: bool) -> None:
+    """Say whether half-precision outputs of ``model``'s forward are made float32."""
+    forward = vars(model).get("forward")
+    if isinstance(forward, MixedForward):
+        forward.upcasts = upcast
 
 
 def _full(tensor: Tensor) -> Tensor:

@@ -1,0 +1,240 @@
+"""Settings that go through to torch by a name of their own: Accelerate's kwargs handlers.
+
+Each is plain data and knows nothing of torch; whoever makes the torch object asks for the fields
+that a person changed (``to_kwargs``), so that torch's own defaults stay torch's.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from enum import Enum
+from typing import Any, TypeVar
+
+from notebook_accel.config.wishes import COMM_HOOKS, COMM_WRAPPERS, DDP, Strategy, choose
+from notebook_accel.errors import ConfigError
+
+Handler = TypeVar("Handler", bound="KwargsHandler")
+
+
+@dataclass
+class KwargsHandler:
+    """What every handler is: fields, of which the changed ones are passed on."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all fields by name, as copies."""
+        return {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self)}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Give the fields that differ from their defaults, by name."""
+        usual = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != usual[name]}
+
+
+@dataclass
+class AutocastKwargs(KwargsHandler):
+    """How forward passes are cast under mixed precision.
+
+    Source: torch.autocast, whose arguments these are.
+    """
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclass
+class GradScalerKwargs(KwargsHandler):
+    """How the loss scale of fp16 starts and moves.
+
+    Source: torch.amp.GradScaler, whose arguments these are.
+    """
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+
+
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """How the process group is made, by the first Accelerator of a process.
+
+    Units: ``timeout`` is a timedelta, or a number of seconds; None leaves it to torch.
+    Errors: ConfigError for a timeout that is neither, or not above zero.
+    Source: torch.distributed.init_process_group, whose arguments these are.
+    """
+
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: timedelta | float | None = None
+
+    def __post_init__(self) -> None:
+        self.timeout = _duration(self.timeout)
+
+
+class DDPCommunicationHookType(str, Enum):
+    """In what form DistributedDataParallel sends gradients to the other ranks."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def list(cls) -> builtins.list[str]:
+        """Give the values."""
+        return [one.value for one in cls]
+
+
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """How gradients are averaged by DistributedDataParallel, and in what form they travel.
+
+    ``comm_hook`` is one of DDPCommunicationHookType, ``comm_wrapper`` "fp16" or "bf16" sends what a
+    PowerSGD hook makes in that type; ``comm_state_option`` are arguments of its ``PowerSGDState``.
+
+    Errors: ConfigError for an unknown hook.
+    Source: torch.nn.parallel.DistributedDataParallel; Vogels et al. 2019, "PowerSGD".
+    """
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: float = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    comm_hook: str = DDPCommunicationHookType.NO
+    comm_wrapper: str = DDPCommunicationHookType.NO
+    comm_state_option: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.comm_hook = DDPCommunicationHookType(choose(self.comm_hook, "comm_hook", COMM_HOOKS))
+        self.comm_wrapper = DDPCommunicationHookType(
+            choose(self.comm_wrapper, "comm_wrapper", COMM_WRAPPERS)
+        )
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Give the fields that differ from their defaults, as DistributedDataParallel takes them.
+
+        The hook is not among them: it is registered on the wrapped model.
+        """
+        ours = ("comm_hook", "comm_wrapper", "comm_state_option")
+        return {name: value for name, value in super().to_kwargs().items() if name not in ours}
+
+    def to_wish(self) -> DDP:
+        """Give the strategy that these settings ask for."""
+        hooks: dict[str, Any] = {
+            "comm_hook": str(self.comm_hook),
+            "comm_wrapper": str(self.comm_wrapper),
+            "comm_state_option": dict(self.comm_state_option),
+        }
+        return DDP(**self.to_kwargs(), **hooks)
+
+
+@dataclass
+class ProfileKwargs(KwargsHandler):
+    """What ``accelerator.profile()`` records, and where it writes the trace.
+
+    ``activities`` are names ("cpu", "cuda", ...), None for the CPU and the device of this rank;
+    ``schedule_option`` are arguments of ``torch.profiler.schedule`` (then call ``step()`` on the
+    profiler each step). Each rank writes ``profile_{rank}.json`` into ``output_trace_dir``.
+
+    Source: torch.profiler.profile, whose arguments these are.
+    """
+
+    activities: list[str] | None = None
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """The handlers of one Accelerator, at most one of a kind."""
+
+    given: tuple[KwargsHandler, ...] = ()
+
+    @staticmethod
+    def of(handlers: Iterable[Any] | None) -> Handlers:
+        """Check what a person gave as ``kwargs_handlers``.
+
+        Errors: ConfigError for what is no handler, and for two of a kind.
+        """
+        found: dict[type, KwargsHandler] = {}
+        for one in handlers or ():
+            if not isinstance(one, KwargsHandler):
+                raise ConfigError(
+                    f"kwargs_handlers has {one!r}, which is no handler.",
+                    "each entry is a KwargsHandler: AutocastKwargs, GradScalerKwargs, ...",
+                    "write kwargs_handlers=[DistributedDataParallelKwargs(...)].",
+                )
+            if type(one) in found:
+                raise ConfigError(
+                    f"kwargs_handlers has two {type(one).__name__}.",
+                    "nobody could say which of them counts.",
+                    "put the settings of both into one.",
+                )
+            found[type(one)] = one
+        return Handlers(tuple(found.values()))
+
+    def find(self, kind: type[Handler]) -> Handler | None:
+        """Give the handler of ``kind``, if there is one."""
+        for one in self.given:
+            if isinstance(one, kind):
+                return one
+        return None
+
+    def kwargs(self, kind: type[KwargsHandler]) -> dict[str, Any]:
+        """Give the changed fields of the handler of ``kind``; nothing without one."""
+        one = self.find(kind)
+        return {} if one is None else one.to_kwargs()
+
+    def strategy(self, given: Strategy | None) -> Strategy | None:
+        """Give the strategy asked for, by name or by DistributedDataParallelKwargs.
+
+        Errors: ConfigError when both are there.
+        """
+        ddp = self.find(DistributedDataParallelKwargs)
+        if ddp is None:
+            return given
+        if given is not None:
+            raise ConfigError(
+                f"strategy={given!r} and DistributedDataParallelKwargs are both given.",
+                "both say how gradients meet, and nobody could say which of them counts.",
+                "write the settings into strategy=DDP(...), or leave strategy out.",
+            )
+        return ddp.to_wish()
+
+
+def _duration(value: Any) -> timedelta | None:
+    if value is None or isinstance(value, timedelta):
+        duration = value
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        duration = timedelta(seconds=value)
+    else:
+        raise ConfigError(
+            f"timeout={value!r} is a {type(value).__name__}.",
+            "a collective that waits longer than this time ends the run.",
+            "write a number of seconds, or datetime.timedelta(minutes=30).",
+        )
+    if duration is not None and duration <= timedelta(0):
+        raise ConfigError(
+            f"timeout={value!r} is not above zero.",
+            "a collective that waits longer than this time ends the run.",
+            "write a number of seconds, or datetime.timedelta(minutes=30).",
+        )
+    return duration
