@@ -6,10 +6,9 @@ Every collective here is also a boundary at which a run that was asked to stop m
 from __future__ import annotations
 
 import builtins
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,9 +21,10 @@ from notebook_accel.events.context import Flags
 from notebook_accel.ranks import collectives
 from notebook_accel.ranks.stop import StopAgreement
 from notebook_accel.ranks.world import World
+from notebook_accel.runtime.turns import Turns
 
 
-class AmongRanks:
+class AmongRanks(Turns):
     """A rank of ``world``; ``flags`` is how a launched run is asked to stop."""
 
     def __init__(self, world: World, flags: Flags | None) -> None:
@@ -115,32 +115,9 @@ class AmongRanks:
         self._world.wait()
 
     @contextmanager
-    def main_process_first(self) -> Iterator[None]:
-        """Let rank 0 go through the block before the others; they are let go if it fails.
-
-        Ranks: all ranks enter it.
-        """
-        if not self.is_main_process:
-            self._world.wait()
-        try:
-            yield
-        finally:
-            if self.is_main_process:
-                self._world.wait()
-
-    @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
         """Give each rank its part of ``inputs``; ``apply_padding`` makes the parts equally long."""
         yield split_between(inputs, self._world.rank, self._world.size, apply_padding)
-
-    def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate ``function`` to run on rank 0 only; elsewhere it gives None."""
-
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs) if self.is_main_process else None
-
-        return wrapped
 
     def print(self, *args: Any, sep: str = " ", end: str = "\n", file: Any = None) -> None:
         """Print once for the whole run."""
