@@ -8,6 +8,7 @@ shows and moves, but hears no clicks. Only rank 0 forwards, so that a figure app
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from notebook_accel.events.emitter import Emitter
@@ -123,35 +124,74 @@ def _fresh_shell(emitter: Emitter, enabled: bool) -> None:
 
     InteractiveShell._instance = WorkerShell()  # type: ignore[assignment]
     comm.create_comm = WorkerComm
+    _serve_old_widgets(emitter, enabled)
+
+
+def _serve_old_widgets(emitter: Emitter, enabled: bool) -> None:
+    """Let ipywidgets 7 publish in a worker without a kernel: its comms ask for one."""
+    module = sys.modules.get("ipykernel.comm")
+    if module is None or hasattr(module.Comm, "publish_msg"):
+        return
+    ignore: Any = lambda comm: None  # noqa: E731
+    module.Comm.kernel = SimpleNamespace(
+        session=SimpleNamespace(send=_session_sender(emitter, enabled)),
+        iopub_socket=None,
+        get_parent=lambda channel: {},
+        comm_manager=SimpleNamespace(register_comm=ignore, unregister_comm=ignore),
+    )
+
+
+class Cell:
+    """The cell that is running when this is made; things can be published under it later on."""
+
+    def __init__(self) -> None:
+        module = sys.modules.get("IPython")
+        shell = module.get_ipython() if module is not None else None
+        self.kernel = getattr(shell, "kernel", None)
+        self._parent = _parent_of(shell, self.kernel)
+
+    def publish(
+        self, msg_type: str, content: Any, metadata: Any = None, buffers: Any = None
+    ) -> None:
+        """Send one message to the notebook as if the cell still ran; only where there is one."""
+        assert self.kernel is not None
+        topic = getattr(self.kernel, "topic", None)
+        self.kernel.session.send(
+            self.kernel.iopub_socket,
+            msg_type,
+            content,
+            metadata=metadata,
+            parent=self._parent,
+            ident=topic(msg_type) if callable(topic) else None,
+            buffers=buffers,
+        )
+
+    def write(self, stream: str, text: str) -> None:
+        """Write text under the cell, whichever cell runs now; outside a notebook just write."""
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        if self.kernel is None:
+            target.write(text)
+        target.flush()
+        if self.kernel is not None:
+            self.publish("stream", {"name": stream, "text": text})
 
 
 class Republisher:
     """A sink in the kernel that publishes the workers' rich output under the launching cell."""
 
-    def __init__(self) -> None:
-        module = sys.modules.get("IPython")
-        shell = module.get_ipython() if module is not None else None
-        self._kernel = getattr(shell, "kernel", None)
-        self._parent = _parent_of(shell, self._kernel)
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
 
     def handle(self, event: Any) -> None:
         """Publish one rich output; outside a notebook print its plain text."""
         if not isinstance(event, Display):
             return
-        if self._kernel is None:
+        if self._cell.kernel is None:
             text = event.content.get("data", {})
             if isinstance(text, dict) and "text/plain" in text:
                 print(text["text/plain"])
             return
-        self._kernel.session.send(
-            self._kernel.iopub_socket,
-            event.msg_type,
-            event.content,
-            metadata=event.metadata,
-            parent=self._parent,
-            ident=_topic(self._kernel, event),
-            buffers=event.buffers or None,
-        )
+        self._cell.publish(event.msg_type, event.content, event.metadata, event.buffers or None)
 
     def tick(self) -> None:
         """Nothing is due."""
@@ -165,8 +205,3 @@ def _parent_of(shell: Any, kernel: Any) -> Any:
         if hasattr(owner, "get_parent"):
             return owner.get_parent()
     return {}
-
-
-def _topic(kernel: Any, event: Display) -> bytes | None:
-    topic = getattr(kernel, "topic", None)
-    return topic(event.msg_type) if callable(topic) else None

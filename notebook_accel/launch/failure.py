@@ -181,11 +181,22 @@ def _around(frame: Frame, context: int = 2) -> str:
 def cell_number(filename: str) -> int | None:
     """Give the execution count of the cell that was compiled as ``filename``, if one was."""
     shell: Any = _shell()
-    names = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    if filename in names:
+    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    if names is None and "ipykernel" in filename:
+        names = _names_by_source(shell)
+    if names and filename in names:
         return int(names[filename])
     match = re.match(r"<ipython-input-(\d+)-", filename)
     return int(match.group(1)) if match else None
+
+
+def _names_by_source(shell: Any) -> dict[str, int]:
+    """Find the file names of all cells where the compiler keeps none: IPython before 8."""
+    names = {}
+    for number, source in enumerate(shell.history_manager.input_hist_raw):
+        for text in (source, source + "\n"):  # the history has no newline at the end
+            names[shell.compile.get_code_name(text, text, number)] = number
+    return names
 
 
 def _shell() -> Any:

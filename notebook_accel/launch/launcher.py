@@ -120,9 +120,12 @@ def notebook_launcher(
             settings.timeout_s, settings.on_interrupt,
         )  # fmt: skip
 
+    cell = display.Cell()
+
     def sinks() -> list[Sink]:
-        num_ranks = len(placed.placements)
-        return [Console(num_ranks, log_line_prefix_template), display.Republisher()]
+        how = {} if block else {"write": cell.write}  # another cell may run by then
+        console = Console(len(placed.placements), log_line_prefix_template, **how)
+        return [console, display.Republisher(cell)]
 
     def go(handle: RunHandle | None = None) -> RunResult:
         return _attempts(order, sinks, max_restarts, handle)

@@ -10,6 +10,7 @@ import builtins
 import os
 import sys
 import time
+from collections.abc import Callable
 from io import TextIOWrapper
 from string import Template
 from typing import Any
@@ -109,14 +110,27 @@ def _lines(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
+def _write_here(stream: str, text: str) -> None:
+    target = sys.stdout if stream == "stdout" else sys.stderr
+    target.write(text)
+    target.flush()
+
+
 class Console:
     """A sink that writes the ranks' lines under the cell, a batch at a time, tagged by rank.
 
     A run of one rank, and what ``accelerator.print`` says, has no tag. ``template`` is
-    a ``string.Template`` over rank, local_rank and role_name, as torch elastic has it.
+    a ``string.Template`` over rank, local_rank and role_name, as torch elastic has it. ``write``
+    puts text on the named stream.
     """
 
-    def __init__(self, num_ranks: int, template: str | None = None) -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        template: str | None = None,
+        write: Callable[[str, str], None] = _write_here,
+    ) -> None:
+        self._put = write
         self._tags = [
             Template(template).safe_substitute(rank=rank, local_rank=rank, role_name="default")
             if template is not None
@@ -151,9 +165,7 @@ class Console:
     def _write(self) -> None:
         batch, self._batch = self._batch, []
         for stream, text in batch:
-            target = sys.stdout if stream == "stdout" else sys.stderr
-            target.write(text)
-            target.flush()
+            self._put(stream, text)
         self._due = time.monotonic() + WRITE_INTERVAL_S
 
 

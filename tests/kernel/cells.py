@@ -58,6 +58,7 @@ def start_meeting(
     method: str = "fork",
     num_ranks: int = 2,
     more: str = "",
+    stop_on_error: bool = False,
 ) -> tuple[str, set[int]]:
     """Start a launch whose ranks meet and then run ``body``; give the cell and all pids.
 
@@ -68,7 +69,8 @@ def start_meeting(
     cell = kernel.start(
         f"def train():\n    batches = meet({str(folder)!r})\n{lines}\n"
         f"run = notebook_launcher(train, num_processes={num_ranks}, "
-        f"start_method={method!r}{more})"
+        f"start_method={method!r}{more})",
+        stop_on_error,
     )
     pids: set[int] = set()
     for number in range(num_ranks):

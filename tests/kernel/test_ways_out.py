@@ -131,7 +131,7 @@ def test_two_interrupts_kill_a_run_that_does_not_stop(kernel, tmp_path, method):
 
 
 def test_a_cell_that_waits_behind_an_interrupted_one_does_not_run(kernel, tmp_path):
-    cell, pids = start_meeting(kernel, "time.sleep(60)", tmp_path)
+    cell, pids = start_meeting(kernel, "time.sleep(60)", tmp_path, stop_on_error=True)
     queued = kernel.start("print('the queued cell ran')")
     kernel.interrupt()
     assert kernel.finish(cell, timeout_s=20).error == "RunInterrupted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -12,11 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 FORKSERVER = "notebook_accel.launch.forkserver"
 ROOT = Path(__file__).resolve().parents[2]
+
+
+# Another interpreter for all kernels: the same tests then try an older set of packages.
+PYTHON_VARIABLE = "NOTEBOOK_ACCEL_TEST_KERNEL_PYTHON"
+
+
+def _manager(python: str | None) -> KernelManager:
+    if python is None:
+        return KernelManager()
+    folder = Path(python).parents[1] / "kernels"
+    (folder / "other").mkdir(parents=True, exist_ok=True)
+    argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "other", "language": "python"}
+    (folder / "other" / "kernel.json").write_text(json.dumps(spec))
+    specs = KernelSpecManager(kernel_dirs=[str(folder)])
+    return KernelManager(kernel_name="other", kernel_spec_manager=specs)
 
 
 @dataclass
@@ -65,7 +83,7 @@ class Kernel:
     """One kernel process; use as a context manager."""
 
     def __init__(self, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
-        self._manager = KernelManager()
+        self._manager = _manager(os.environ.get(PYTHON_VARIABLE))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._manager.start_kernel(
             env={**os.environ, "PYTHONPATH": path, **(env or {})},
@@ -87,9 +105,9 @@ class Kernel:
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown(now=True)
 
-    def start(self, code: str) -> str:
-        """Start a cell; give its message id."""
-        return self._client.execute(code, store_history=True)
+    def start(self, code: str, stop_on_error: bool = False) -> str:
+        """Start a cell; give its message id. ``stop_on_error`` drops cells queued behind it."""
+        return self._client.execute(code, store_history=True, stop_on_error=stop_on_error)
 
     def finish(self, message_id: str, timeout_s: float = 60.0, after_s: float = 0.0) -> Reply:
         """Collect a cell's messages until it is idle (and ``after_s`` longer)."""
