@@ -183,14 +183,14 @@ def _with_end(batches: Iterator[Any], one: Pass) -> Iterator[Any]:
 
 def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
     """Move every tensor (and whatever else has ``to``) of a batch to ``device``."""
-    return map_tree(
-        lambda leaf: (
-            leaf.to(device, non_blocking=non_blocking)
-            if isinstance(leaf, Tensor)
-            else (leaf.to(device) if hasattr(leaf, "to") else leaf)
-        ),
-        batch,
-    )
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(device, non_blocking=non_blocking)
+        return leaf.to(device) if hasattr(leaf, "to") else leaf
+
+    # Containers that can move themselves know what must stay (a PackedSequence's batch sizes).
+    return map_tree(move, batch, is_leaf=lambda one: hasattr(one, "to"))
 
 
 def num_rows(batch: Any) -> int:

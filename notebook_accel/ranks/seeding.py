@@ -7,6 +7,7 @@ import random
 import torch
 
 from notebook_accel.ranks.collectives import broadcast
+from notebook_accel.ranks.place import placement_here
 from notebook_accel.ranks.world import World
 
 
@@ -17,7 +18,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     makes torch refuse algorithms that vary from run to run.
     """
     if device_specific:
-        seed += World.join().rank
+        seed += placement_here().rank
     random.seed(seed)
     try:
         import numpy

@@ -71,7 +71,7 @@ class Engine:
         """
         models = tuple(self.place(model, device_placement) for model in parts.models)
         for optimizer in parts.optimizers:
-            if device_placement and optimizer.state:
+            if device_placement and optimizer.state and self.world.device.type != "cpu":
                 # Reloading its own state moves it to where the parameters are now.
                 optimizer.load_state_dict(optimizer.state_dict())
             if self.scales:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+from collections import namedtuple
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from notebook_accel.data.loader import PreparedLoader, num_rows
+from notebook_accel.data.loader import PreparedLoader, num_rows, to_device
 from notebook_accel.data.prepare import prepare_loader
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.ranks.world import World
@@ -206,6 +207,26 @@ def test_a_prepared_loader_does_not_travel() -> None:
         pickle.dumps(prepared(DataLoader(ROWS)))
     assert "prepared DataLoader cannot travel" in error.value.what
     assert "inside the function that you launch" in error.value.fix
+
+
+def test_batches_are_moved_whatever_they_are_made_of() -> None:
+    Pair = namedtuple("Pair", ["x", "name"])
+    meta = torch.device("meta")
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
+    moved = to_device(Pair({"a": [torch.ones(1)], "packed": packed}, "text"), meta)
+    assert type(moved) is Pair
+    assert moved.name == "text"
+    assert moved.x["a"][0].device == meta
+    assert moved.x["packed"].data.device == meta
+    assert moved.x["packed"].batch_sizes.device.type == "cpu"
+
+
+def test_a_loader_moves_batches_only_when_asked() -> None:
+    elsewhere = World.alone("meta")
+    plain = DataLoader(ROWS, batch_size=5)
+    assert next(iter(prepare_loader(plain, elsewhere)))[0].device.type == "meta"
+    kept = prepare_loader(plain, elsewhere, put_on_device=False)
+    assert next(iter(kept))[0].device.type == "cpu"
 
 
 def test_rows_of_a_batch_are_found_whatever_its_shape() -> None:

@@ -22,6 +22,16 @@ def test_a_seed_fixes_python_numpy_and_torch() -> None:
     assert all(a != b for a, b in zip(draws(), first, strict=True))
 
 
+def test_device_specific_seeds_are_apart_and_join_nothing(monkeypatch) -> None:
+    set_seed(6)
+    expected = draws()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    set_seed(5, device_specific=True)
+    assert draws() == expected
+    assert not torch.distributed.is_initialized()
+
+
 def test_rank_0_of_device_specific_seeds_has_the_seed_itself() -> None:
     set_seed(5)
     first = draws()

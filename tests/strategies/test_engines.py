@@ -54,10 +54,10 @@ def test_an_unknown_wish_is_refused_with_the_known_ones() -> None:
 def test_wishes_are_values() -> None:
     assert DDP() == DDP()
     assert DDP(static_graph=True) != DDP()
-    assert len({DDP(), DDP(), SingleDevice()}) == 2
+    assert DDP() != SingleDevice()
 
 
-def test_wrapping_keeps_parts_in_order_and_reloads_optimizer_state() -> None:
+def test_wrapping_keeps_parts_in_order_and_optimizer_state() -> None:
     models = nn.Linear(1, 1), nn.Linear(2, 2)
     optimizer = torch.optim.Adam(models[0].parameters())
     models[0](torch.ones(1, 1)).sum().backward()
