@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notebook_accel.config.schema import DEFAULT_PRECISION, LaunchSettings, given
 from notebook_accel.errors import ConfigError, RunInterrupted, RunTimeout
+from notebook_accel.events import context
 from notebook_accel.events.sinks import Sink
-from notebook_accel.launch import devices, display, inline, preflight, start
+from notebook_accel.launch import devices, display, forkserver, inline, preflight, start
 from notebook_accel.launch.handle import RunHandle
 from notebook_accel.launch.plan import LaunchPlan, plan
 from notebook_accel.launch.result import RunResult
@@ -214,3 +216,20 @@ def _port(use_port: str | int | None, endpoint: str, num_nodes: int) -> int | No
             f"pass the same free port on every machine, for example {_MULTI_NODE_PORT}",
         )
     return int(text)
+
+
+def wants_early_forkserver(in_notebook: bool, in_worker: bool, kinds: Sequence[str]) -> bool:
+    """Tell whether the forkserver's imports should begin before the first launch asks for it.
+
+    In a notebook with GPUs some cell will have asked the driver before the launch, and forks are
+    useless then; the server imports torch while the person still writes.
+    """
+    return in_notebook and not in_worker and "cuda" in kinds
+
+
+if wants_early_forkserver(
+    "ipykernel" in sys.modules,
+    context.current() is not None,
+    [device.kind for device in devices.accelerators()] if "ipykernel" in sys.modules else [],
+):
+    forkserver.running()

@@ -177,9 +177,7 @@ class Trainer:
     ],
     ids=["bound method", "callable object", "partial", "lambda"],
 )
-def test_anything_that_can_be_called_launches(
-    function: Any, value: int, start_method: str
-) -> None:
+def test_anything_that_can_be_called_launches(function: Any, value: int, start_method: str) -> None:
     args = () if isinstance(function, functools.partial) else (2,)
     assert list(cpu(function, args, 2, start_method=start_method)) == [value] * 2
 
@@ -212,9 +210,7 @@ def test_objects_built_in_the_notebook_train_alike_in_every_launch_and_stay_as_t
 
     def loop(config: Any, model: Any, optimizer: Any, loader: Any, schedule: Any) -> Any:
         accelerator = Accelerator()
-        model, optimizer, loader, schedule = accelerator.prepare(
-            model, optimizer, loader, schedule
-        )
+        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
         updates = 0
         for (row,) in loader:
             accelerator.backward(model(row).square().mean())
@@ -238,7 +234,11 @@ def test_objects_built_in_the_notebook_train_alike_in_every_launch_and_stay_as_t
 def test_results_of_half_a_gigabyte_come_back_from_all_ranks(start_method: str) -> None:
     def main() -> Any:
         rank = who()[0]
-        return torch.full((65_000_000,), float(rank)), np.full(1_000_000, rank), list(range(100_000))
+        return (
+            torch.full((65_000_000,), float(rank)),
+            np.full(1_000_000, rank),
+            list(range(100_000)),
+        )
 
     run = cpu(main, (), 2, start_method=start_method)
     for rank in range(2):
@@ -274,9 +274,7 @@ def test_the_result_has_the_curve_the_output_and_a_short_repr() -> None:
     def main() -> None:
         accelerator = Accelerator()
         model = nn.Linear(1, 1)
-        model, optimizer = accelerator.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.01)
-        )
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
         for step in range(5):
             accelerator.backward(model(torch.ones(1, 1)).square().sum())
             optimizer.step()
@@ -761,6 +759,24 @@ def test_two_machines_form_one_world() -> None:
 
 def test_debug_launcher_runs_forked_cpu_ranks() -> None:
     assert list(debug_launcher(who)) == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("in_notebook", "in_worker", "kinds", "early"),
+    [
+        (True, False, ["cuda", "cuda"], True),
+        (True, False, [], False),
+        (True, False, ["mps"], False),
+        (True, True, ["cuda"], False),
+        (False, False, ["cuda"], False),
+    ],
+)
+def test_a_notebook_with_gpus_warms_its_forkserver_before_the_first_launch(
+    in_notebook: bool, in_worker: bool, kinds: list[str], early: bool
+) -> None:
+    from notebook_accel.launch.launcher import wants_early_forkserver
+
+    assert wants_early_forkserver(in_notebook, in_worker, kinds) is early
 
 
 SCRIPT = """
