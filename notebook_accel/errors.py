@@ -7,6 +7,7 @@ Explained
 │   ├── WorkerFailed               a rank raised something that could not travel back as itself
 │   └── RunTimeout (TimeoutError)  the run took longer than ``timeout_s``
 ├── RuntimeMisuse (RuntimeError)   a call of the training loop cannot be right
+├── CheckpointError (RuntimeError, ValueError)  a checkpoint is absent, incomplete or another's
 ├── MissingPackage (ImportError)   an optional package that this call needs is not installed
 └── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
 
@@ -91,6 +92,10 @@ class RunTimeout(LaunchError, TimeoutError):
 
 class RuntimeMisuse(Explained, RuntimeError):
     """The training loop calls something in a way that cannot be right."""
+
+
+class CheckpointError(Explained, RuntimeError, ValueError):
+    """A checkpoint cannot be read or written: absent, incomplete, damaged, or of another run."""
 
 
 class MissingPackage(Explained, ImportError):

@@ -1,0 +1,1 @@
+"""How a run survives: what it writes down, and how it finds itself again. Worker side."""
