@@ -13,6 +13,7 @@ from typing import Any
 
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.model import Display
+from notebook_accel.launch import streams
 
 FORWARDED = {
     "display_data",
@@ -76,7 +77,7 @@ def _publish(
 ) -> None:
     if enabled and msg_type in FORWARDED:
         raw = [bytes(buffer) for buffer in buffers or []]
-        sys.stdout.flush()
+        streams.flush()
         emitter.send(Display(emitter.rank, msg_type, dict(content or {}), metadata or {}, raw))
 
 

@@ -25,6 +25,7 @@ _COMM_TEXT = re.compile(
     r"|connectfullmesh|timed out waiting|store->(get|wait)|failed to recv",
     re.IGNORECASE,
 )
+SHOWN_FRAMES = 30  # a recursion has a thousand: the first and the last ones tell it
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -47,7 +48,10 @@ def describe(rank: int, exc: BaseException, num_bytes: int = 0) -> Failed:
     frames = [
         Frame(f.filename, f.lineno or 0, f.name, f.line or "")
         for f in traceback.extract_tb(_skip_ours(exc.__traceback__))
+        if f.name != "_modified_open"  # IPython's own, around every open() in a cell
     ]
+    if isinstance(exc, Explained):  # our words say more than our lines
+        frames = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
     text = "".join(traceback.format_exception(type(exc), exc, _skip_ours(exc.__traceback__)))
     return Failed(
         rank=rank,
@@ -118,7 +122,8 @@ def _show_in_cells(exc: BaseException, failed: Failed, ranks: list[int]) -> None
         who = _who(ranks)
         head = f"{failed.type_name} in {who}" + (" (the same on each)" if len(ranks) > 1 else "")
         message = str(exc) if isinstance(exc, Explained) else failed.message
-        return [head, _render(failed, color=True), f"{failed.type_name}: {message}"]
+        lines = [_render(failed, color=True)] if failed.frames else []
+        return [head, *lines, f"{failed.type_name}: {message}"]
 
     try:
         exc._render_traceback_ = render  # type: ignore[attr-defined]
@@ -131,7 +136,12 @@ def _render(failed: Failed, color: bool) -> str:
     mark, plain = ("\x1b[1m", "\x1b[0m") if color and sys.stdout is not None else ("", "")
     parts = []
     last = len(failed.frames) - 1
+    left_out = range(SHOWN_FRAMES // 2, len(failed.frames) - SHOWN_FRAMES // 2)
     for position, frame in enumerate(failed.frames):
+        if position in left_out:
+            if position == left_out[0]:
+                parts.append(f"... {len(left_out)} more calls ...")
+            continue
         parts.append(f"{mark}{place(frame)}{plain}, in {frame.name}")
         if cell_number(frame.filename) is not None or position == last:
             parts.append(_around(frame))

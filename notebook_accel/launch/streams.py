@@ -60,6 +60,15 @@ def redirect(stdout: int, stderr: int, rank: int) -> None:
     builtins.input = refuse
 
 
+def flush() -> None:
+    """Write out what this process still holds, as far as the user left its streams usable."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # closed or replaced by the user, or nobody reads any more
+
+
 class LineCutter:
     """Bytes of one pipe in, whole lines out. ``\\r`` ends a line too, for progress bars."""
 

@@ -122,9 +122,11 @@ def _died(state: RankState) -> WorkerDied:
 
 def _left(state: RankState, failed: Failed) -> WorkerDied:
     rank = state.rank
-    code = int(failed.message) if failed.message.isdigit() else 1
+    is_number = failed.message.isdigit()
+    code = int(failed.message) if is_number else 1
+    said = failed.message if is_number else repr(failed.message)
     return WorkerDied(
-        f"rank {rank} called sys.exit({failed.message}){_at(failed)}, {_after(state)}",
+        f"rank {rank} called sys.exit({said}){_at(failed)}, {_after(state)}",
         "a worker that exits leaves the others waiting",
         "return from the function instead; raise an exception if something is wrong",
         rank=rank,

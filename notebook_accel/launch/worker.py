@@ -53,14 +53,12 @@ def enter(seat: Seat, load: Callable[[], Call], inherited: list[int]) -> NoRetur
         _cut_ties(seat, inherited)
         _settle(seat)
         code = _work(seat, load)
+    except StopRun:
+        pass  # another rank failed before this one had begun: there is nothing to tell
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError, AttributeError):
-                pass  # the kernel is gone or the user closed the stream: nobody reads it
+        streams.flush()
         os._exit(code)
 
 
@@ -175,7 +173,7 @@ def _work(seat: Seat, load: Callable[[], Call]) -> int:
         if seat.store >= 0:
             _serve_store(seat)
         emitter.send(Started(place.local_rank, os.getpid(), place.device, seat.num_threads))
-        value = call.function(*call.args, **call.kwargs)
+        value = _call(call)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on the result is on its way
         _report_value(seat, emitter, call, value)
         clean = True
@@ -188,6 +186,19 @@ def _work(seat: Seat, load: Callable[[], Call]) -> int:
         _report_failure(seat, emitter, failed, name_of)
     _run_exit_functions(worker.at_exit if clean else [])
     return 0 if clean else 1
+
+
+def _call(call: Call) -> Any:
+    worker = os.getpid()
+    try:
+        return call.function(*call.args, **call.kwargs)
+    finally:
+        if os.getpid() != worker:  # the function's own fork came back as well: not ours to report
+            failed = sys.exc_info()[0] is not None
+            if failed:
+                traceback.print_exc()
+            streams.flush()
+            os._exit(1 if failed else 0)
 
 
 def _serve_store(seat: Seat) -> None:
@@ -255,7 +266,7 @@ def _report_failure(
         num_bytes = wire.write(seat.result, encoder)
     except Exception:  # then its description travels alone, which is always possible
         num_bytes = 0
-    sys.stdout.flush()
+    streams.flush()
     emitter.send(failure.describe(emitter.rank, failed, num_bytes))
 
 
