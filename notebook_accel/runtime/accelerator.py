@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,21 +26,23 @@ from notebook_accel.config.handlers import (
     InitProcessGroupKwargs,
     KwargsHandler,
 )
+from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
-from notebook_accel.ranks.world import World, leave
+from notebook_accel.ranks.world import World
 from notebook_accel.runtime.accumulation import Accumulation
 from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.live import LiveEvents
 from notebook_accel.runtime.optimizer import cannot_travel
 from notebook_accel.runtime.prepare import Wardrobe
+from notebook_accel.runtime.recording import Recording
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
 
-class Accelerator(AmongRanks):
+class Accelerator(AmongRanks, Recording):
     """Makes an ordinary training loop run on whatever there is: one process or many.
 
     ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
@@ -49,6 +51,8 @@ class Accelerator(AmongRanks):
     they are. ``strategy`` is a wish of ``config.wishes``; ``kwargs_handlers`` go through to torch.
     A prepared scheduler steps once a rank at each update, as schedules counted in one process's
     batches need it; ``schedule_in_updates`` makes it one step an update on any number of ranks.
+    ``log_with`` names trackers ("jsonl", "tensorboard", "wandb", ..., "all") or holds them;
+    ``project_dir`` or ``project_config`` say where files go.
 
     Ranks: every rank makes one; several Accelerators of one process do not touch each other.
     Errors: ConfigError for values that cannot be.
@@ -60,6 +64,9 @@ class Accelerator(AmongRanks):
         mixed_precision: str | None = None,
         gradient_accumulation_steps: int | None = None,
         cpu: bool = False,
+        log_with: Any = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: Iterable[KwargsHandler] | None = None,
         *,
@@ -90,6 +97,10 @@ class Accelerator(AmongRanks):
             step_scheduler_with_optimizer,
             1 if schedule_in_updates else self._engine.layout.data_size,
         )
+        self.project_configuration = project_config or ProjectConfiguration()
+        if project_dir is not None and self.project_configuration.project_dir is None:
+            self.project_configuration.set_directories(project_dir)
+        self._choose_trackers(log_with)
         self._live: LiveEvents | None = None
         if worker is not None:
             owns_loss = self._engine.layout.loss_owner
@@ -230,11 +241,6 @@ class Accelerator(AmongRanks):
         if self._clock.sync:
             self._engine.clip_grad_value(parameters, clip_value)
 
-    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Add named numbers of rank 0 to the run's curves, at ``step`` or the current step."""
-        if self._live is not None and self.is_main_process:
-            self._live.log(values, self._clock.step if step is None else step)
-
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
         """Give the person's own module back; without ``keep_fp32_wrapper`` as it was made."""
         return self._engine.unwrap(model, keep_fp32_wrapper)
@@ -252,15 +258,6 @@ class Accelerator(AmongRanks):
         self._clock.reset()
         self._passes.active.clear()
         return [None] * len(objects)
-
-    def end_training(self) -> None:
-        """Send the last numbers and leave the process group.
-
-        Ranks: all ranks call it, at the end.
-        """
-        if self._live is not None:
-            self._live.finish()
-        leave()
 
     def __reduce__(self) -> Any:
         raise cannot_travel("Accelerator")

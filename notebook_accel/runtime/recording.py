@@ -1,0 +1,160 @@
+"""What an Accelerator records of a run: its trackers, from the first number to the last."""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from notebook_accel.config.project import ProjectConfiguration
+from notebook_accel.errors import ConfigError
+from notebook_accel.ranks.world import World, leave
+from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.live import LiveEvents
+from notebook_accel.runtime.trackers.base import BlankTracker, GeneralTracker
+from notebook_accel.runtime.trackers.files import JSONLTracker
+from notebook_accel.runtime.tracking import filter_trackers
+
+Trackers = list[GeneralTracker]
+
+
+class Recording:
+    """The part of an Accelerator that logs."""
+
+    log_with: list[type[GeneralTracker] | GeneralTracker]
+    trackers: Trackers
+    project_configuration: ProjectConfiguration
+    _world: World
+    _clock: Clock
+    _live: LiveEvents | None
+    _num_logs = 0
+    _warned = False
+
+    def _choose_trackers(self, log_with: Any) -> None:
+        self.log_with = filter_trackers(log_with, self.logging_dir)
+        self.trackers = []
+
+    @property
+    def logging_dir(self) -> str | None:
+        """Where trackers that write files write them."""
+        return self.project_configuration.logging_dir
+
+    def init_trackers(
+        self,
+        project_name: str,
+        config: Mapping[str, Any] | None = None,
+        init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Open the trackers of ``log_with`` for a run of ``project_name``, and keep its ``config``.
+
+        Without ``log_with`` the run is kept as JSON lines, if there is a ``project_dir`` or
+        ``logging_dir`` to keep them in. ``init_kwargs`` holds further arguments for each tracker's
+        constructor, under its name. Values of ``config`` may have any type.
+
+        Ranks: rank 0 opens them; the others may call it.
+        """
+        if self._world.rank != 0:
+            return
+        self._finish_trackers()
+        wanted = self.log_with
+        if not wanted and self.logging_dir is not None:
+            wanted = [JSONLTracker]
+        for one in wanted:
+            tracker = (
+                one
+                if isinstance(one, GeneralTracker)
+                else self._made(one, project_name, dict((init_kwargs or {}).get(one.name, {})))
+            )
+            tracker.start()
+            self.trackers.append(tracker)
+            if config is not None:
+                tracker.store_init_configuration(dict(config))
+        # A run that ends without end_training, or by an exception, still has its numbers.
+        atexit.register(_finish, self.trackers)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Give the tracker ``name``, or with ``unwrap`` the backend's own object.
+
+        Ranks: ranks other than 0 get a tracker that takes every call and does nothing.
+
+        Errors: ConfigError (a ValueError) for a tracker that is not open.
+        """
+        if self._world.rank != 0:
+            return BlankTracker()
+        for tracker in self.trackers:
+            if tracker.name == name:
+                return tracker.tracker if unwrap else tracker  # type: ignore[attr-defined]
+        names = ", ".join(tracker.name for tracker in self.trackers)
+        raise ConfigError(
+            f"There is no tracker {name!r}.",
+            f"open trackers are: {names}." if names else "no tracker is open yet.",
+            f'write Accelerator(log_with="{name}"), then accelerator.init_trackers("project").',
+        )
+
+    def log(
+        self,
+        values: Mapping[str, Any],
+        step: int | None = None,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Log named values of rank 0: numbers to the run's curves, everything to its trackers.
+
+        ``step`` is an optimizer step. Left out, curves and files take the newest one (logs are
+        counted where nothing prepared steps), and a backend that counts by itself counts.
+        ``log_kwargs`` holds further arguments for each tracker's ``log``, under its name.
+        """
+        if self._world.rank != 0:
+            return
+        newest = self._clock.step or self._num_logs
+        self._num_logs += 1
+        if self._live is not None:
+            self._live.log(values, newest if step is None else step)
+        if not self.trackers:
+            self._say_that_nothing_is_open()
+            return
+        read = {name: _number(value) for name, value in values.items()}
+        for tracker in self.trackers:
+            at = newest if step is None and tracker.needs_steps else step
+            tracker.log(read, step=at, **(log_kwargs or {}).get(tracker.name, {}))
+
+    def end_training(self) -> None:
+        """Send the last numbers, close the trackers and leave the process group.
+
+        Ranks: all ranks call it, at the end.
+        """
+        if self._live is not None:
+            self._live.finish()
+        self._finish_trackers()
+        leave()
+
+    def _made(
+        self, cls: type[GeneralTracker], project_name: str, kwargs: dict[str, Any]
+    ) -> GeneralTracker:
+        if cls.requires_logging_directory:
+            kwargs = {"logging_dir": self.logging_dir, **kwargs}
+        return cls(project_name, **kwargs)  # type: ignore[arg-type]
+
+    def _finish_trackers(self) -> None:
+        _finish(self.trackers)
+
+    def _say_that_nothing_is_open(self) -> None:
+        if self.log_with and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "accelerator.log() before init_trackers(): the trackers of log_with get nothing.\n"
+                "  why: a tracker opens its run when it knows the project.\n"
+                '  do:  call accelerator.init_trackers("project", config) before the loop.',
+                stacklevel=3,
+            )
+
+
+def _finish(trackers: Trackers) -> None:
+    while trackers:
+        trackers.pop().finish()
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

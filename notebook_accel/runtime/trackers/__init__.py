@@ -1,0 +1,1 @@
+"""Where a run's numbers are kept: one small file a backend, each a ``GeneralTracker``."""
