@@ -190,7 +190,8 @@ def main() -> None:
     words = (__doc__ or "").split("\n\n    python")[0]
     imports = [one for launches in found.values() for one in launches]
     facts = (
-        f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, torch {version('torch')}; "
+        f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, "
+        f"torch {version('torch')}; "
         f"{options.repeats} fresh kernels each, load average {os.getloadavg()[2]:.1f}; "
         f"importing torch._dynamo alone takes {middle(imports, 'import', 'line'):.2f} s."
     )
