@@ -4,9 +4,11 @@ Explained
 ├── ConfigError (ValueError)       a value that was asked for cannot be
 ├── LaunchError (RuntimeError)     a launch cannot start, or a rank left without a word
 │   ├── WorkerDied                 a rank left without a word: signal, exit code, early return
+│   ├── RanksStuck                 the ranks wait for each other in different places
 │   ├── WorkerFailed               a rank raised something that could not travel back as itself
 │   └── RunTimeout (TimeoutError)  the run took longer than ``timeout_s``
 ├── RuntimeMisuse (RuntimeError)   a call of the training loop cannot be right
+│   └── DistributedOperationException  ranks bring tensors that do not fit together (debug mode)
 ├── CheckpointError (RuntimeError, ValueError)  a checkpoint is absent, incomplete or another's
 ├── MissingPackage (ImportError)   an optional package that this call needs is not installed
 └── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
@@ -70,6 +72,10 @@ class WorkerDied(LaunchError):
         self.exit_code = exit_code
 
 
+class RanksStuck(LaunchError):
+    """The ranks wait for each other in different collectives, which would never end."""
+
+
 class WorkerFailed(LaunchError):
     """A rank raised an exception that could not travel back as itself.
 
@@ -92,6 +98,10 @@ class RunTimeout(LaunchError, TimeoutError):
 
 class RuntimeMisuse(Explained, RuntimeError):
     """The training loop calls something in a way that cannot be right."""
+
+
+class DistributedOperationException(RuntimeMisuse):
+    """Ranks came to one collective with tensors that do not fit together; found in debug mode."""
 
 
 class CheckpointError(Explained, RuntimeError, ValueError):

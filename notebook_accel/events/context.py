@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from notebook_accel.config.placement import Placement
 from notebook_accel.events.emitter import Emitter
+from notebook_accel.events.pulse import Pulse
 
 
 class Flags(Protocol):
@@ -32,6 +33,7 @@ class WorkerContext:
     a missing key was not given. ``at_exit`` functions run after the user's function, newest first
     (the runtime leaves its process group there). ``salvage`` functions give what is worth
     keeping of a run that was stopped, as a list (the runtime offers its prepared models).
+    ``pulse`` is where this rank writes down in which collective it is (None: nobody looks).
     """
 
     placement: Placement
@@ -40,6 +42,7 @@ class WorkerContext:
     settings: dict[str, Any]
     at_exit: list[Callable[[], None]] = field(default_factory=list)
     salvage: list[Callable[[], list[Any]]] = field(default_factory=list)
+    pulse: Pulse | None = None
 
 
 _context: ContextVar[WorkerContext | None] = ContextVar("notebook_accel_worker", default=None)

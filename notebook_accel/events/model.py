@@ -88,6 +88,19 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class Landmark:
+    """A line of the person's code that calls a collective, told once; see ``events.pulse``.
+
+    ``call`` is the name of what the line calls.
+    """
+
+    rank: int
+    number: int
+    call: str
+    frame: Frame
+
+
+@dataclass(frozen=True)
 class Failed:
     """A rank's function raised. ``num_bytes`` of its result file hold the encoded exception.
 
@@ -111,4 +124,4 @@ class Exited:
     code: int
 
 
-Event = Started | Output | Display | Metrics | Progress | Returned | Failed | Exited
+Event = Started | Output | Display | Metrics | Progress | Returned | Landmark | Failed | Exited

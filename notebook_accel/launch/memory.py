@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 import sys
 import tempfile
+
+from notebook_accel.events.pulse import NUM_WORDS, Beat
 
 
 def anonymous_file(label: str) -> int:
@@ -58,4 +61,30 @@ class FlagPage:
 
     def close(self) -> None:
         """Unmap the page, which also keeps a descriptor; it must not be asked any more."""
+        self._page.close()
+
+
+class PulsePage:
+    """The one way up out of a rank that waits: a slot of words for each rank, after the flags.
+
+    Ranks count on this machine. Each writes its own slot; the kernel reads whenever it likes.
+    """
+
+    def __init__(self, fd: int, num_ranks: int, create: bool = False) -> None:
+        self._format = struct.Struct(f"{NUM_WORDS}q")
+        if create:
+            os.ftruncate(fd, mmap.PAGESIZE + num_ranks * self._format.size)
+        self._page = mmap.mmap(fd, num_ranks * self._format.size, offset=mmap.PAGESIZE)
+
+    def slot(self, rank: int) -> memoryview:
+        """Give the words of ``rank`` to write; the page must then stay open."""
+        start = rank * self._format.size
+        return memoryview(self._page)[start : start + self._format.size].cast("q")
+
+    def read(self, rank: int) -> Beat:
+        """Look where ``rank`` is now."""
+        return Beat.read(self._format.unpack_from(self._page, rank * self._format.size))
+
+    def close(self) -> None:
+        """Unmap the page."""
         self._page.close()

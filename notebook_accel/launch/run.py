@@ -22,12 +22,11 @@ from notebook_accel.events.history import History
 from notebook_accel.events.sinks import Sink
 from notebook_accel.launch import start, streams, verdict, wire
 from notebook_accel.launch.guard import Guard
-from notebook_accel.launch.memory import FlagPage, anonymous_file
+from notebook_accel.launch.memory import FlagPage, PulsePage, anonymous_file
 from notebook_accel.launch.plan import LaunchPlan
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.seat import Lane, Seat, open_lane
 from notebook_accel.launch.supervise import RankState, Supervisor
-
 
 # One start at a time in a process: a fork in one thread would inherit, and hold open, the pipe by
 # which another thread's subprocess reports that it has started.
@@ -139,9 +138,12 @@ class Run:
         stack.callback(os.close, flags_fd)
         flags = FlagPage(flags_fd, create=True)
         stack.callback(flags.close)  # an exception may keep this frame, and the page with it
+        places = order.plan.placements
+        pulses = PulsePage(flags_fd, len(places), create=True)
+        stack.callback(pulses.close)
         store, env = _rendezvous(order, stack)
         seats = []
-        for placement in order.plan.placements:
+        for placement in places:
             seat = Seat(
                 placement,
                 _threads(order),
@@ -163,7 +165,10 @@ class Run:
                         os.close(fd)
                 raise
         lanes = [lane for lane, _ in seats]
-        self._supervisor = Supervisor(crew, lanes, flags, guard, self._sinks, order.timeout_s)
+        alone = places[0].size == len(places)
+        self._supervisor = Supervisor(
+            crew, lanes, flags, pulses, guard, self._sinks, order.timeout_s, alone
+        )
         return lanes
 
     def _drive(self, supervisor: Supervisor) -> None:
@@ -187,6 +192,8 @@ class Run:
         reason = supervisor.ending.reason if supervisor.ending is not None else ""
         if reason == "failure":
             raise verdict.blame(ranks, self._exception_of(ranks))
+        if reason == "stuck":
+            raise verdict.stuck(ranks)
         values = [self._value(state) for state in ranks]
         stopped = bool(reason) or any(s.returned is not None and s.returned.stopped for s in ranks)
         result = RunResult(

@@ -18,13 +18,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from notebook_accel.events.emitter import FrameReader
-from notebook_accel.events.model import Exited, Failed, Metrics, Output, Progress, Returned, Started
+from notebook_accel.events.model import (
+    Exited,
+    Failed,
+    Landmark,
+    Metrics,
+    Output,
+    Progress,
+    Returned,
+    Started,
+)
 from notebook_accel.events.sinks import Sink
 from notebook_accel.launch.crew import Crew, signal_group, signal_process
 from notebook_accel.launch.guard import Guard
-from notebook_accel.launch.memory import FlagPage
+from notebook_accel.launch.memory import FlagPage, PulsePage
 from notebook_accel.launch.seat import Lane
 from notebook_accel.launch.streams import LineCutter
+from notebook_accel.launch.waits import Wait, Waits
 
 FOLD_S = 0.2  # after a failure: time for the same failure of other ranks to arrive
 ROOT_CAUSE_S = 1.0  # after a "connection closed": time for the reason of it to arrive
@@ -32,6 +42,7 @@ TERMINATE_S = 3.0  # from SIGTERM to SIGKILL
 EXIT_S = 10.0  # from a rank's result to the end of its exit functions
 ASK_S = 3.0  # from the stop flag to SIGTERM, for ranks in a training loop
 ASK_IDLE_S = 0.3  # the same for ranks that take no steps and so never look at the flag
+STUCK_S = 1.0  # from SIGTERM to SIGKILL for ranks that wait for each other: they hear nothing
 STACKS_S = 0.25  # time for a stuck rank to write down where it is
 READ_BYTES = 1 << 18
 
@@ -41,6 +52,7 @@ class RankState:
     """What is known of one rank."""
 
     lane: Lane
+    wait: Wait = field(default_factory=Wait)
     reader: FrameReader = field(default_factory=FrameReader)
     cutters: dict[int, LineCutter] = field(default_factory=dict)
     started: bool = False
@@ -69,7 +81,7 @@ class RankState:
 class Ending:
     """Why the run is being ended, and when the next stair comes."""
 
-    reason: str  # "failure", "interrupt", "timeout"
+    reason: str  # "failure", "interrupt", "timeout", "stuck"
     terminate_at: float
     kill_at: float = float("inf")
 
@@ -82,15 +94,20 @@ class Supervisor:
         crew: Crew,
         lanes: Sequence[Lane],
         flags: FlagPage,
+        pulses: PulsePage,
         guard: Guard,
         sinks: Sequence[Sink],
         timeout_s: float | None = None,
+        alone: bool = True,
     ) -> None:
         self._crew = crew
         self._flags = flags
         self._guard = guard
         self._sinks = list(sinks)
-        self.ranks = [RankState(lane) for lane in lanes]
+        self._waits = Waits(pulses.read, [lane.rank for lane in lanes], alone)
+        self.ranks = [
+            RankState(lane, wait) for lane, wait in zip(lanes, self._waits.ranks, strict=True)
+        ]
         self.ending: Ending | None = None
         self.stacks: dict[int, str] = {}
         self._guarded: set[int] = set()
@@ -228,6 +245,9 @@ class Supervisor:
         elif isinstance(event, Returned):
             state.returned = event
             state.reported_at = now
+            state.wait.returned = True
+        elif isinstance(event, Landmark):
+            self._waits.told(event)
         elif isinstance(event, Failed):
             state.failed = event
             state.reported_at = now
@@ -287,6 +307,9 @@ class Supervisor:
         self._num_troubles += 1
         state.order = self._num_troubles
 
+    def _pids(self) -> list[int | None]:
+        return [self._crew.pid(rank) for rank in range(len(self.ranks))]
+
     def _guard_new_pids(self) -> None:
         for rank in range(len(self.ranks)):
             pid = self._crew.pid(rank)
@@ -296,6 +319,7 @@ class Supervisor:
 
     def _judge(self, now: float) -> None:
         """Begin or go on ending the run, if it is time."""
+        self._waits.look(now)
         if self.ending is None and self._num_troubles:
             comm_only = all(
                 state.failed is not None and state.failed.is_comm
@@ -306,6 +330,10 @@ class Supervisor:
         elif self.ending is None and now >= self._deadline:
             self._write_stacks()
             self.ending = Ending("timeout", now)
+        elif self.ending is None and self._waits.stuck(now, self._pids()):
+            self.ending = Ending("stuck", now)
+        elif self.ending is None and (note := self._waits.slow(now)):
+            self._emit(Output(0, "stderr", note, announced=True))
         if self.ending is not None:
             self._descend(self.ending, now)
         for rank, state in enumerate(self.ranks):
@@ -317,7 +345,7 @@ class Supervisor:
 
     def _descend(self, ending: Ending, now: float) -> None:
         if ending.kill_at == float("inf") and now >= ending.terminate_at:
-            ending.kill_at = now + TERMINATE_S
+            ending.kill_at = now + (STUCK_S if ending.reason == "stuck" else TERMINATE_S)
             for rank, state in enumerate(self.ranks):
                 if not state.reported and state.code is None:
                     signal_process(self._crew.pid(rank), signal.SIGTERM)

@@ -10,10 +10,11 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 
-from notebook_accel.errors import LaunchError, RunTimeout, WorkerDied
+from notebook_accel.errors import LaunchError, RanksStuck, RunTimeout, WorkerDied
 from notebook_accel.events.model import Failed
 from notebook_accel.launch import failure
 from notebook_accel.launch.supervise import RankState
+from notebook_accel.launch.waits import meeting
 
 _SIGNAL_ADVICE = {
     signal.SIGKILL: (
@@ -53,6 +54,8 @@ def blame(
     first = own[0]
     failed = ranks[first].failed
     if failed is None:
+        if ranks[first].code == -signal.SIGABRT and _differ(ranks):  # what gloo does about it
+            return _apart(ranks, f"rank {ranks[first].rank} was given what it cannot use")
         return _died(ranks[first])
     if failed.type_name == "SystemExit":
         return _left(ranks[first], failed)
@@ -82,20 +85,84 @@ def _nobodys_own(
     ranks: list[RankState], first: int, exception_of: Callable[[int], BaseException | None]
 ) -> BaseException:
     """Only connections broke: a rank that returned while the others waited is the reason."""
-    early = [state for state in ranks if state.returned is not None]
     failed = ranks[first].failed
     assert failed is not None
-    waiting = ranks[first].rank
+    waiting = ranks[first]
+    saw = _without_noise((failed.message or failed.type_name).splitlines()[0])
+    early = [state for state in ranks if state.returned is not None]
+    if early:
+        where = _in(waiting) or _at(failed)
+        return _returned_early(early[0], waiting, where, f"rank {waiting.rank} saw: {saw}")
+    if _differ(ranks):
+        return _apart(ranks, f"what rank {waiting.rank} saw: {saw}")
+    return failure.revive(failed, exception_of(first), [waiting.rank])
+
+
+def stuck(ranks: list[RankState]) -> LaunchError:
+    """Make the error of a run whose ranks would wait for each other for ever."""
+    early = [state for state in ranks if state.returned is not None]
     if not early:
-        return failure.revive(failed, exception_of(first), [waiting])
-    saw = (failed.message or failed.type_name).splitlines()[0]
+        return _apart(ranks, "none of them has moved for a while")
+    waiting = next(state for state in ranks if state.returned is None)
+    return _returned_early(early[0], waiting, _in(waiting), "it has not moved for a while")
+
+
+def _returned_early(early: RankState, waiting: RankState, where: str, seen: str) -> WorkerDied:
+    both = sorted([early, waiting], key=lambda state: state.rank)
     return WorkerDied(
-        f"rank {early[0].rank} returned early, {_after(early[0])}, "
-        f"while rank {waiting} waited for it{_at(failed)}",
-        f"a collective needs every rank; rank {waiting} saw: {saw}",
+        f"rank {early.rank} returned early, {_after(early)}, "
+        f"while rank {waiting.rank} waited for it{where}",
+        f"a collective needs every rank; {seen}{_counts(both)}",
         "let every rank run the same number of steps and call the same collectives",
-        rank=early[0].rank,
+        rank=early.rank,
     )
+
+
+def _without_noise(message: str) -> str:
+    """What a collective complained of, without where its source lies and what it guesses."""
+    return re.sub(r"^\[\S+\] |(?<=\.) .*", "", message)
+
+
+def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
+    beats = [state.wait.beat for state in ranks]
+    sizes = len({beat.num_bytes for beat in beats}) > 1
+    if len({beat.kind for beat in beats}) == 1 and sizes:
+        what = "the ranks bring tensors of different sizes to one collective: "
+        places = [f"rank {s.rank} {s.wait.beat.num_bytes} bytes{_in(s)}" for s in ranks]
+        fix = "bring tensors of the same shape and dtype from every rank (pad_across_processes)"
+    else:
+        what = "the ranks wait for each other in different places: "
+        places = [f"rank {state.rank}{_in(state)}" for state in ranks]
+        fix = (
+            "let every rank call it: take it out of `if accelerator.is_main_process`, "
+            "and let all ranks take the same number of steps"
+        )
+    return RanksStuck(
+        what + ", ".join(places),
+        f"a collective ends when every rank is in the same one; {seen}{_counts(ranks)}",
+        fix,
+    )
+
+
+def _differ(ranks: list[RankState]) -> bool:
+    """Whether the ranks were last seen in collectives that do not belong together."""
+    return len({meeting(state.wait.beat) for state in ranks if state.wait.beat.inside}) > 1
+
+
+def _in(state: RankState) -> str:
+    return f" in {state.wait.where()}" if state.wait.beat.inside else ""
+
+
+def _counts(ranks: list[RankState]) -> str:
+    """Say how far each rank got, where that differs: "; backward so far, rank 0: 4, rank 1: 3"."""
+    backward = [state.wait.beat.num_backward for state in ranks]
+    others = [state.wait.beat.entered - state.wait.beat.num_backward for state in ranks]
+    words = []
+    for name, counts in (("backward", backward), ("other collectives", others)):
+        if len(set(counts)) > 1:
+            each = ", ".join(f"rank {s.rank}: {n}" for s, n in zip(ranks, counts, strict=True))
+            words.append(f"{name} so far, {each}")
+    return f"; {'; '.join(words)}" if words else ""
 
 
 def _at(failed: Failed) -> str:

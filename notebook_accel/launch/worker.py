@@ -25,8 +25,9 @@ from notebook_accel.errors import LaunchError, StopRun
 from notebook_accel.events import context
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.model import Returned, Started
+from notebook_accel.events.pulse import Pulse
 from notebook_accel.launch import display, failure, streams, wire
-from notebook_accel.launch.memory import FlagPage
+from notebook_accel.launch.memory import FlagPage, PulsePage
 from notebook_accel.launch.seat import Seat
 
 PR_SET_PDEATHSIG = 1
@@ -163,7 +164,10 @@ def _work(seat: Seat, load: Callable[[], Call]) -> int:
     place = seat.placement
     emitter = Emitter(place.local_rank, seat.events)
     display.forward(emitter, enabled=place.rank == 0, in_notebook=seat.in_notebook)
-    worker = context.WorkerContext(place, emitter, FlagPage(seat.flags), seat.settings)
+    slot = PulsePage(seat.flags, place.local_size).slot(place.local_rank)
+    pulse = Pulse(place.local_rank, slot, emitter.send) if place.size > 1 else None
+    flags = FlagPage(seat.flags)
+    worker = context.WorkerContext(place, emitter, flags, seat.settings, pulse=pulse)
     context.enter(worker)
     clean = False
     name_of: Callable[[type], str | None] = lambda cls: None  # noqa: E731 - until the call is here

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from notebook_accel.errors import ConfigError
+from notebook_accel.ranks import watch
 from notebook_accel.ranks.world import World
 
 REDUCTIONS = ("sum", "mean", "max", "min", "none")
@@ -86,7 +87,7 @@ def all_objects(obj: Any, world: World) -> list[Any]:
     if world.size == 1:
         return [obj]
     every: list[Any] = [None] * world.size
-    dist.all_gather_object(every, obj)
+    watch.all_gather_object(every, obj)
     return every
 
 
@@ -168,7 +169,7 @@ def _gather_tensor(tensor: Tensor, world: World) -> Tensor:
     # As bytes: gloo and nccl do not know every dtype.
     sent = tensor.to(world.wire).contiguous().view(-1).view(torch.uint8)
     received = torch.empty(world.size, sent.numel(), dtype=torch.uint8, device=sent.device)
-    dist.all_gather(list(received.unbind(0)), sent)
+    watch.all_gather(list(received.unbind(0)), sent)
     return received.view(-1).view(tensor.dtype).view(shape).to(tensor.device)
 
 
@@ -184,7 +185,7 @@ def _reduce_tensor(tensor: Tensor, world: World, reduction: str, scale: float) -
     sent = sent.clone(memory_format=torch.contiguous_format)
     if world.size > 1:
         operation = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-        dist.all_reduce(sent, operation.get(reduction, dist.ReduceOp.SUM))
+        watch.all_reduce(sent, operation.get(reduction, dist.ReduceOp.SUM))
     if reduction == "mean":
         sent = sent / world.size
     if scale != 1.0:
@@ -198,5 +199,5 @@ def _broadcast_tensor(tensor: Tensor, world: World, source: int) -> Tensor:
     if world.size == 1 or tensor.numel() == 0:
         return copied
     flat = copied.view(-1).view(torch.uint8).to(world.wire)
-    dist.broadcast(flat, source)
+    watch.broadcast(flat, source)
     return flat.to(tensor.device).view(tensor.dtype).view(tensor.shape)

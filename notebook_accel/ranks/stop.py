@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from notebook_accel.errors import StopRun
 from notebook_accel.events.context import Flags
+from notebook_accel.ranks import watch
 from notebook_accel.ranks.world import World
 
 CHECK_INTERVAL_S = 0.5
@@ -68,7 +69,7 @@ class StopAgreement:
         wanted = int(CHECK_INTERVAL_S / per_boundary_s)
         proposal = max(1, min(wanted, self._distance * MAX_GROWTH, MAX_DISTANCE))
         words = torch.tensor([int(stop), -proposal])
-        dist.all_reduce(words, dist.ReduceOp.MAX, group=self._gloo())
+        watch.all_reduce(words, dist.ReduceOp.MAX, group=self._gloo())
         return bool(words[0]), -int(words[1])
 
     def _gloo(self) -> dist.ProcessGroup | None:

@@ -19,6 +19,7 @@ from notebook_accel.config.placement import Placement
 from notebook_accel.config.training import wants_cpu
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
+from notebook_accel.ranks import watch
 
 LOOK_INTERVAL_S = 0.005
 LONGEST_LOOKS = 200
@@ -88,9 +89,9 @@ class World:
         if self.size == 1:
             return
         if self.placement.comm == "nccl":
-            dist.barrier(device_ids=[self.device.index or 0])
+            watch.barrier(device_ids=[self.device.index or 0])
         else:
-            dist.barrier()
+            watch.barrier()
 
 
 def leave() -> None:

@@ -8,10 +8,12 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_accel.config.wishes import DDP
+from notebook_accel.events.pulse import BACKWARD
+from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import broadcast
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.base import Engine, Layout
@@ -32,11 +34,14 @@ class DDPEngine(Engine):
         }
         self._hook = (wish.comm_hook, wish.comm_wrapper, wish.comm_state_option)
         self._apart: set[int] = set()  # models whose gradients stay apart whatever windows say
+        self._wrapped: list[DistributedDataParallel] = []
+        self._pulse = watch.pulse()
 
     def place(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
         """Move ``model``, start it from rank 0's parameters and let its gradients be averaged."""
         if isinstance(model, DistributedDataParallel):  # wrapped before: only the precision is ours
             super().place(model.module, device_placement)
+            self._wrapped.append(model)
             return model
         model = super().place(model, device_placement)
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -47,7 +52,24 @@ class DDPEngine(Engine):
             model, device_ids=None if gpu is None else [gpu.index], **self._arguments
         )
         compress_gradients(wrapped, *self._hook)
+        self._wrapped.append(wrapped)
+        if (
+            self._pulse is not None
+            and wrapped.broadcast_buffers
+            and any(True for _ in model.buffers())
+        ):
+            watch.watch_forward(wrapped, self._pulse)
         return wrapped
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Add the gradients of ``loss``; ranks wait for each other where they are averaged."""
+        pulse = self._pulse
+        if pulse is None or not any(one.require_backward_grad_sync for one in self._wrapped):
+            super().backward(loss, **kwargs)
+            return
+        pulse.enter(BACKWARD)
+        super().backward(loss, **kwargs)
+        pulse.leave()
 
     def unwrap(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
         """Give the person's own module back."""

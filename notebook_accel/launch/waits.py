@@ -1,0 +1,139 @@
+"""Who waits for whom, and whether that can ever end: the kernel's reading of the ranks' pulses.
+
+A run is called stuck on proof only: every rank of this machine sleeps in a collective or has
+returned, they are not all in the same one, and nothing has moved for a while. One rank that still
+computes may yet come, however long it takes, so it proves nothing; it is only shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from notebook_accel.events.model import Landmark
+from notebook_accel.events.pulse import ONE_TO_ALL, Beat
+from notebook_accel.launch.failure import place
+
+LOOK_AFTER_S = 0.2
+PROOF_S = 3.0  # nothing has moved for so long, and
+SLOWEST_BYTES_PER_S = 100e6  # so much longer where tensors may still be on their way
+SHOW_AFTER_S = 30.0
+
+
+@dataclass
+class Wait:
+    """One rank's newest beat, since when it has not moved, and the lines that it has told of.
+
+    ``rank`` counts in the whole run.
+    """
+
+    rank: int = 0
+    beat: Beat = field(default_factory=Beat)
+    since: float = 0.0
+    cpu_ticks: int = -1
+    landmarks: dict[int, Landmark] = field(default_factory=dict)
+    returned: bool = False
+    shown: int = -1  # the collective that was shown to be slow
+
+    def where(self) -> str:
+        """Say in which collective the rank is or was last: "backward at Cell In[7], line 3"."""
+        told = self.landmarks.get(self.beat.landmark)
+        if told is None:
+            return self.beat.kind or "none"
+        return f"{told.call} at {place(told.frame)}"
+
+
+class Waits:
+    """Watches the pulses of the local ranks ``ranks``; ``read`` gives the newest beat of one.
+
+    ``alone`` says that there are no ranks on other machines.
+    """
+
+    def __init__(self, read: Callable[[int], Beat], ranks: Sequence[int], alone: bool) -> None:
+        self.ranks = [Wait(rank) for rank in ranks]
+        self._read = read
+        self._alone = alone
+
+    def told(self, landmark: Landmark) -> None:
+        """Take a line that a rank tells of."""
+        self.ranks[landmark.rank].landmarks[landmark.number] = landmark
+
+    def look(self, now: float) -> None:
+        """Read all pulses."""
+        for local_rank, wait in enumerate(self.ranks):
+            beat = self._read(local_rank)
+            if beat != wait.beat:
+                wait.beat, wait.since, wait.cpu_ticks = beat, now, -1
+
+    def stuck(self, now: float, pids: Sequence[int | None]) -> bool:
+        """Whether it is proven that no rank can ever go on."""
+        inside = [wait for wait in self.ranks if not wait.returned]
+        if not inside or not all(wait.beat.inside for wait in inside):
+            return False
+        if any(now - wait.since < LOOK_AFTER_S for wait in inside if wait.cpu_ticks < 0):
+            return False  # the ordinary case: they meet in a moment
+        if not self._alone and any(wait.beat.kind in ONE_TO_ALL for wait in inside):
+            return False  # it may wait for a rank of another machine
+        if len(inside) == len(self.ranks) and len({meeting(wait.beat) for wait in inside}) == 1:
+            return False
+        patience_s = PROOF_S + max(wait.beat.num_bytes for wait in inside) / SLOWEST_BYTES_PER_S
+        asleep = [
+            self._sleeps(wait, pid, now)
+            for wait, pid in zip(self.ranks, pids, strict=True)
+            if not wait.returned
+        ]
+        return all(asleep) and all(now - wait.since >= patience_s for wait in inside)
+
+    def slow(self, now: float) -> str:
+        """Say once of each long wait who waits for whom; "" when there is nothing to say."""
+        for wait in self.ranks:
+            beat = wait.beat
+            if not beat.inside or now - wait.since < SHOW_AFTER_S or wait.shown == beat.entered:
+                continue
+            busy = [
+                f"rank {one.rank}, last in {one.where()}"
+                for one in self.ranks
+                if not one.returned and not one.beat.inside
+            ]
+            if busy:
+                wait.shown = beat.entered
+                return (
+                    f"note: rank {wait.rank} has waited {SHOW_AFTER_S:.0f} s in {wait.where()} "
+                    f"for {'; '.join(busy)}\n"
+                )
+        return ""
+
+    def _sleeps(self, wait: Wait, pid: int | None, now: float) -> bool:
+        """Whether the rank has only slept since it last moved; if not, it counts from now."""
+        ticks = cpu_ticks_asleep(pid) if pid is not None else -1
+        if ticks < 0 or ticks != wait.cpu_ticks:
+            wait.cpu_ticks, wait.since = ticks, now
+            return False
+        return True
+
+
+def meeting(beat: Beat) -> tuple[str, int]:
+    """What ranks that wait for each other have in common."""
+    sized = beat.kind in ("all_gather", "all_reduce")
+    return beat.kind, beat.num_bytes if sized else 0
+
+
+def cpu_ticks_asleep(pid: int) -> int:
+    """The processor time that the threads at work in ``pid`` have used, if they sleep; else -1.
+
+    These are the main thread, those of autograd and those that carry out gloo's collectives.
+    Where the system cannot tell (only Linux can), nobody ever sleeps.
+    """
+    ticks = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            name, _, rest = (task / "stat").read_text().rpartition(")")
+            if task.name == str(pid) or "gloo_runloop" in name or "autograd" in name:
+                words = rest.split()  # from the thread's state on
+                if words[0] != "S":
+                    return -1
+                ticks += int(words[11]) + int(words[12])
+    except OSError:  # it has ended
+        return -1
+    return ticks

@@ -1,0 +1,65 @@
+"""torch's collectives under a watchful eye: each notes in the rank's pulse that it is in one.
+
+The rest of the worker side calls collectives through here, with torch's own names and arguments:
+``watch.all_gather(parts, tensor)``. Outside a launched run nobody looks, and nothing is noted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from notebook_accel.events import context
+from notebook_accel.events.pulse import FORWARD, KINDS, Pulse
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def pulse() -> Pulse | None:
+    """Where this rank notes what it waits in; None when nobody looks."""
+    worker = context.current()
+    return None if worker is None else worker.pulse
+
+
+def watch_forward(model: nn.Module, own: Pulse) -> None:
+    """Note forward passes of ``model`` too: its ranks wait there for rank 0's buffers."""
+
+    def forward(*args: Any) -> None:  # the name that the person reads
+        if not torch.compiler.is_compiling():
+            own.enter(FORWARD)
+
+    def leave(*args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            own.leave()
+
+    model.register_forward_pre_hook(forward)
+    model.register_forward_hook(leave)
+
+
+def _watched(call: _Call) -> _Call:
+    kind = KINDS.index(call.__name__)
+
+    @functools.wraps(call)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        own = pulse()
+        if own is None:
+            return call(*args, **kwargs)
+        own.enter(kind, sum(one.nbytes for one in args if isinstance(one, Tensor)))
+        result = call(*args, **kwargs)
+        own.leave()
+        return result
+
+    return collective  # type: ignore[return-value]
+
+
+all_gather = _watched(dist.all_gather)
+all_gather_object = _watched(dist.all_gather_object)
+all_reduce = _watched(dist.all_reduce)
+barrier = _watched(dist.barrier)
+broadcast = _watched(dist.broadcast)
+broadcast_object_list = _watched(dist.broadcast_object_list)
