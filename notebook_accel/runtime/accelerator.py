@@ -34,6 +34,7 @@ from notebook_accel.ranks.world import World
 from notebook_accel.runtime.accumulation import Accumulation
 from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.keeping import Keeping
 from notebook_accel.runtime.live import LiveEvents
 from notebook_accel.runtime.optimizer import cannot_travel
 from notebook_accel.runtime.prepare import Wardrobe
@@ -42,7 +43,7 @@ from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
 
-class Accelerator(AmongRanks, Recording):
+class Accelerator(AmongRanks, Keeping, Recording):
     """Makes an ordinary training loop run on whatever there is: one process or many.
 
     ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
@@ -100,6 +101,7 @@ class Accelerator(AmongRanks, Recording):
         self.project_configuration = project_config or ProjectConfiguration()
         if project_dir is not None and self.project_configuration.project_dir is None:
             self.project_configuration.set_directories(project_dir)
+        self._begin_keeping()
         self._choose_trackers(log_with)
         self._live: LiveEvents | None = None
         if worker is not None:
@@ -244,13 +246,6 @@ class Accelerator(AmongRanks, Recording):
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
         """Give the person's own module back; without ``keep_fp32_wrapper`` as it was made."""
         return self._engine.unwrap(model, keep_fp32_wrapper)
-
-    def get_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Give the model's whole state, with the keys of the person's own module.
-
-        Ranks: all ranks call it.
-        """
-        return self._engine.state_dict(model)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget everything prepared; gives a None for each object, to be assigned in its place."""

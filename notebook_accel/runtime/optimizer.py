@@ -36,7 +36,7 @@ class PreparedOptimizer(Optimizer):
         self._engine = engine
         self._clock = clock
         self._after_step = after_step
-        self._num_steps = 0
+        self.num_steps = 0
         self._spent = False  # gradients that a step has used up
         self._settled = False  # gradients rescaled and unscaled, ready to be read
         self._pid = os.getpid()
@@ -92,8 +92,8 @@ class PreparedOptimizer(Optimizer):
         self.step_was_skipped = not updated
         self._spent = True
         self._settled = False
-        self._num_steps += 1
-        self._after_step(self._num_steps)
+        self.num_steps += 1
+        self._after_step(self.num_steps)
         return loss
 
     def settle(self) -> None:

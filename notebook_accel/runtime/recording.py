@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +30,7 @@ class Recording:
     _world: World
     _clock: Clock
     _live: LiveEvents | None
+    wait_for_save: Callable[[], None]
     _num_logs = 0
     _warned = False
 
@@ -121,10 +122,11 @@ class Recording:
             tracker.log(read, step=at, **(log_kwargs or {}).get(tracker.name, {}))
 
     def end_training(self) -> None:
-        """Send the last numbers, close the trackers and leave the process group.
+        """Finish saving, send the last numbers, close the trackers, leave the process group.
 
         Ranks: all ranks call it, at the end.
         """
+        self.wait_for_save()
         if self._live is not None:
             self._live.finish()
         self._finish_trackers()
