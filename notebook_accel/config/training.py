@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from notebook_accel.config.booleans import read_boolean
 from notebook_accel.errors import ConfigError
 
 PRECISIONS = ("no", "bf16", "fp16")
@@ -57,7 +58,22 @@ def accumulation_steps(
 def wants_cpu(env: Mapping[str, str] | None = None) -> bool:
     """Tell whether the environment keeps this process on the CPU."""
     env = os.environ if env is None else env
-    return env.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on"}
+    return flag_from_env("ACCELERATE_USE_CPU", env)
+
+
+def flag_from_env(name: str, env: Mapping[str, str] | None = None) -> bool:
+    """Read a yes or no from the environment; not there, or empty, is no.
+
+    Errors: ConfigError for a word that is neither.
+    """
+    env = os.environ if env is None else env
+    return bool(env.get(name)) and read_boolean(env[name], f"the environment variable {name}")
+
+
+def log_level_from_env(env: Mapping[str, str] | None = None) -> str | None:
+    """Read the level at which ``get_logger`` logs, if the environment names one."""
+    env = os.environ if env is None else env
+    return env.get("ACCELERATE_LOG_LEVEL") or None
 
 
 def _first(
