@@ -12,8 +12,14 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Accelerator": "runtime.accelerator",
+    "AutocastKwargs": "config.handlers",
     "ConfigError": "errors",
+    "DDPCommunicationHookType": "config.handlers",
+    "DistributedDataParallelKwargs": "config.handlers",
+    "GradScalerKwargs": "config.handlers",
+    "InitProcessGroupKwargs": "config.handlers",
     "LaunchError": "errors",
+    "ProfileKwargs": "config.handlers",
     "RunInterrupted": "errors",
     "RunResult": "launch.result",
     "RunTimeout": "errors",
@@ -21,6 +27,7 @@ _WHERE = {
     "WorkerDied": "errors",
     "WorkerFailed": "errors",
     "debug_launcher": "launch.launcher",
+    "find_executable_batch_size": "runtime.memory",
     "notebook_launcher": "launch.launcher",
     "set_seed": "ranks.seeding",
     "shutdown": "launch.forkserver",
@@ -29,6 +36,14 @@ _WHERE = {
 __all__ = sorted([*_WHERE, "__version__"])
 
 if TYPE_CHECKING:
+    from notebook_accel.config.handlers import (
+        AutocastKwargs,
+        DDPCommunicationHookType,
+        DistributedDataParallelKwargs,
+        GradScalerKwargs,
+        InitProcessGroupKwargs,
+        ProfileKwargs,
+    )
     from notebook_accel.errors import (
         ConfigError,
         LaunchError,
@@ -43,6 +58,7 @@ if TYPE_CHECKING:
     from notebook_accel.launch.result import RunResult
     from notebook_accel.ranks.seeding import set_seed
     from notebook_accel.runtime.accelerator import Accelerator
+    from notebook_accel.runtime.memory import find_executable_batch_size
 
 
 def __getattr__(name: str) -> Any:
