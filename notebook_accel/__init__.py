@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "Accelerator": "runtime.accelerator",
     "AutocastKwargs": "config.handlers",
+    "CheckpointError": "errors",
     "ConfigError": "errors",
     "DDPCommunicationHookType": "config.handlers",
     "DistributedDataParallelKwargs": "config.handlers",
@@ -28,6 +29,7 @@ _WHERE = {
     "WorkerFailed": "errors",
     "debug_launcher": "launch.launcher",
     "find_executable_batch_size": "runtime.memory",
+    "load_weights": "checkpoint.weights",
     "notebook_launcher": "launch.launcher",
     "set_seed": "ranks.seeding",
     "shutdown": "launch.forkserver",
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs,
         ProfileKwargs,
     )
+    from notebook_accel.checkpoint.weights import load_weights
     from notebook_accel.errors import (
+        CheckpointError,
         ConfigError,
         LaunchError,
         RunInterrupted,
