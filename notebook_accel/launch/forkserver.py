@@ -161,8 +161,14 @@ class ServedCrew:
         self._alive = set(range(num_ranks))
 
     def start(self, seat: Seat, surroundings: dict[str, Any], payload: int) -> None:
-        """Ask for the worker of ``seat``."""
-        send(self._connection, (seat, surroundings), [*seat.fds(), payload])
+        """Ask for the worker of ``seat``.
+
+        Errors: LaunchError when the server has died.
+        """
+        try:
+            send(self._connection, (seat, surroundings), [*seat.fds(), payload])
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._server.died() from None
 
     def fds(self) -> list[int]:
         """Give the run's connection."""

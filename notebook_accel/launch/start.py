@@ -87,11 +87,11 @@ def choose(wanted: str) -> Choice:
         return Choice("spawn", "forking is not safe on this system")
     if wanted not in ("auto", "fork"):
         return Choice(wanted, "as asked")
-    spoiled = spoiled_accelerator()
+    spoiled = spoiled_accelerator() or _open_group()
     if wanted == "fork" and spoiled:
         raise LaunchError(
             f"cannot fork workers: {spoiled}",
-            "a forked process cannot use an accelerator that its parent has opened",
+            "a forked process cannot use an accelerator or a process group that its parent opened",
             "leave out start_method (fresh workers are started then), or restart the kernel and"
             " keep device calls inside the function",
         )
@@ -118,6 +118,12 @@ def spoiled_accelerator() -> str:
     if torch is not None and hasattr(torch, "cuda") and _child_is_spoiled(torch):
         return "a forked process could not use CUDA: something asked the driver in this kernel"
     return ""
+
+
+def _open_group() -> str:
+    dist = sys.modules.get("torch.distributed")
+    opened = dist is not None and dist.is_available() and dist.is_initialized()
+    return "a process group of torch.distributed is open in this kernel" if opened else ""
 
 
 def _listed(folder: str) -> list[str]:
@@ -236,9 +242,9 @@ def _openmp_libraries() -> list[str]:
 
 
 def _serve(seats: list[tuple[Lane, Seat]], payload: int) -> Crew:
+    around = surroundings()
     server = forkserver.running()
     served = forkserver.ServedCrew(server, len(seats))
-    around = surroundings()
     for lane, seat in seats:
         served.start(seat, around, payload)
         lane.close_theirs()
@@ -269,12 +275,23 @@ def _spawn(seats: list[tuple[Lane, Seat]], payload: int) -> Crew:
 
 
 def surroundings() -> dict[str, Any]:
-    """What a fresh worker takes over from this process before anything is unpickled."""
+    """What a fresh worker takes over from this process before anything is unpickled.
+
+    Errors: LaunchError when the working directory has been removed.
+    """
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError as error:
+        raise LaunchError(
+            "the working directory of this kernel no longer exists",
+            "fresh workers start in the directory that the kernel is in",
+            "go to another one first: os.chdir(...)",
+        ) from error
     return {
         "env": dict(os.environ),
         "path": list(sys.path),
         "argv": list(sys.argv),
-        "cwd": os.getcwd(),
+        "cwd": cwd,
     }
 
 

@@ -11,6 +11,7 @@ Classes of the kernel's ``__main__`` travel back by name and come out as the ker
 from __future__ import annotations
 
 import ctypes
+import functools
 import io
 import os
 import pickle
@@ -65,6 +66,10 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
 class Encoder(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles one value; keeps storages out of band and notes the ``__main__`` classes it met.
 
@@ -109,6 +114,10 @@ class Encoder(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_exception(obj)
         if isinstance(obj, CodeType):
             return self._reduce_code(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            return _cached, (obj.__wrapped__, obj.cache_parameters())  # its own way is by name
+        if isinstance(obj, functools.cached_property):  # before Python 3.12 it holds a lock
+            return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
         torch = sys.modules.get("torch")
         if torch is not None and hasattr(torch, "storage"):
             if isinstance(obj, torch.Tensor):

@@ -80,3 +80,19 @@ def test_each_worker_gets_its_share_of_the_cores_as_threads(kernel):
     cores = len(os.sched_getaffinity(0))
     reply = kernel.run(launch("torch.get_num_threads", "fork", "; print(run.values)"))
     assert f"[{max(1, cores // 2)}, {max(1, cores // 2)}]" in reply.out, reply.messages
+
+
+def test_a_kernel_with_a_process_group_of_its_own_launches_fresh_workers(own_kernel):
+    own_kernel.run(
+        "group = dict(RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='0')\n"
+        "os.environ.update(group); dist.init_process_group('gloo')\n"
+        "for name in group: del os.environ[name]"
+    )
+    reply = own_kernel.run(launch("tens", "auto", "; print(run.values)"))
+    assert "by forkserver (a process group of torch.distributed is open" in reply.out
+    assert "[10, 10]" in reply.out, reply.messages
+    reply = own_kernel.run(launch("tens", "fork"))
+    assert reply.error == "LaunchError"
+    assert "cannot use an accelerator or a process group that its parent opened" in reply.traceback
+    own_kernel.run("dist.destroy_process_group()")
+    assert "by fork (" in own_kernel.run(launch("tens")).out

@@ -200,6 +200,32 @@ def test_a_module_edited_and_reloaded_in_the_kernel_is_the_new_one_in_workers(
     kernel.run("sys.path.pop(0)")
 
 
+def test_a_kernel_whose_folder_is_gone_is_told_so_where_it_matters(kernel):
+    kernel.run(launch("tens", "fork"))  # imports need a folder, too
+    kernel.run(
+        "import tempfile; home = os.getcwd(); folder = tempfile.mkdtemp()\n"
+        "os.chdir(folder); os.rmdir(folder)"
+    )
+    assert "[10, 10]" in kernel.run(launch("tens", "fork", "; print(run.values)")).out
+    reply = kernel.run(launch("tens", "forkserver"))
+    kernel.run("os.chdir(home)")
+    assert reply.error == "LaunchError"
+    assert "the working directory of this kernel no longer exists" in reply.traceback
+    assert "os.chdir(...)" in reply.traceback
+    assert "[10, 10]" in kernel.run(launch("tens", "forkserver", "; print(run.values)")).out
+
+
+@both_methods
+def test_odd_variables_of_the_kernel_do_not_reach_the_ranks(kernel, method):
+    kernel.run(
+        "odd = dict(RANK='7', WORLD_SIZE='9', LOCAL_RANK='x', MASTER_ADDR='nowhere.invalid',\n"
+        "           MASTER_PORT='1', OMP_NUM_THREADS='4,2')\nos.environ.update(odd)"
+    )
+    reply = kernel.run(launch("tens", method, "; print(run.values)"))
+    kernel.run("for name in odd: del os.environ[name]")
+    assert "[10, 10]" in reply.out, reply.messages
+
+
 # ── the forkserver ────────────────────────────────────────────────────────────────────────────
 
 

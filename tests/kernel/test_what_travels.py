@@ -140,6 +140,12 @@ CALLABLES = {
         "def twice(f):\n    @functools.wraps(f)\n    def g():\n        return f() + offset\n"
         "    return g\n@twice\ndef call():\n    return 4"
     ),
+    "a cached function": "@functools.lru_cache\ndef call():\n    return 4 + offset",
+    "a class with a cached property": (
+        "class Four:\n    @functools.cached_property\n    def value(self):\n        return 4\n"
+        "def call():\n    return Four().value + offset"
+    ),
+    "a class": "class call(int):\n    def __new__(cls):\n        return int(4 + offset)",
     "a recursive function": "def call(n=4):\n    return offset if n == 0 else 1 + call(n - 1)",
     "a function that calls another": "def four(): return 4\ndef call(): return four() + offset",
 }
