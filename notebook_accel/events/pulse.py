@@ -15,6 +15,7 @@ as a ``Landmark`` event; from then on its number is enough.
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from notebook_accel.events.model import Frame, Landmark
 
 ENTERED, LEFT, KIND, LANDMARK, NUM_BYTES, NUM_BACKWARD = range(6)
 NUM_WORDS = 8  # 8 bytes each: a cache line
+_SLOT = struct.Struct("6q")
 
 KINDS = (
     "",
@@ -41,6 +43,11 @@ FORWARD = KINDS.index("forward")
 # Kinds that some ranks can leave while others are still on their way in.
 ONE_TO_ALL = {"broadcast", "broadcast_object_list", "forward"}
 
+# What the person's line calls, where its name says nothing to them.
+_SPOKEN = {"_walk": "the loader", "__iter__": "the loader", "step": "optimizer.step"}
+# From ``enter`` over ``Engine.backward`` and ``Accelerator.backward`` to the person's line. Only a
+# known line is taken from there, so that a wrong guess costs time and nothing else.
+_LIKELY_DEPTH = 3
 _THE_PERSON, _US, _BETWEEN = range(3)  # who wrote a line; between: torch, calling or called
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -81,58 +88,76 @@ class Pulse:
     the next one. ``tell`` sends a landmark to the kernel.
     """
 
-    __slots__ = ("_entered", "_landmarks", "_rank", "_slot", "_tell", "_whose")
+    __slots__ = (
+        "_entered",
+        "_kept",
+        "_landmarks",
+        "_num_backward",
+        "_rank",
+        "_slot",
+        "_tell",
+        "_whose",
+        "_words",
+    )
 
     def __init__(self, rank: int, slot: memoryview, tell: Callable[[Landmark], None]) -> None:
         self._rank = rank
         self._slot = slot
+        self._words = slot.cast("q")
         self._tell = tell
         self._entered = 0
-        self._landmarks: dict[tuple[CodeType, int], int] = {}
-        self._whose: dict[CodeType, int] = {}
+        self._num_backward = 0
+        # By id, for a code object computes its hash anew each time; by instruction, for a frame
+        # looks for its line number from the start of the function each time.
+        self._landmarks: dict[tuple[int, int], int] = {}
+        self._whose: dict[int, int] = {}
+        self._kept: list[CodeType] = []  # so that no id is given to another
 
     def enter(self, kind: int, num_bytes: int = 0) -> None:
         """Note that the collective ``kind`` begins, called from the person's line.
 
         Units: ``num_bytes`` is what this rank brings.
         """
-        slot = self._slot
-        slot[KIND] = kind
-        slot[LANDMARK] = self._landmark(sys._getframe(1))
-        slot[NUM_BYTES] = num_bytes
+        here = sys._getframe(_LIKELY_DEPTH)
+        landmark = self._landmarks.get((id(here.f_code), here.f_lasti))
+        if landmark is None:
+            landmark = self._landmark(sys._getframe(1))
+        before = self._entered
+        self._entered = before + 1
         if kind == BACKWARD:
-            slot[NUM_BACKWARD] += 1
-        self._entered += 1
-        slot[ENTERED] = self._entered
+            self._num_backward += 1
+        _SLOT.pack_into(
+            self._slot, 0, before + 1, before, kind, landmark, num_bytes, self._num_backward
+        )
 
     def leave(self) -> None:
         """Note that the newest collective is over."""
-        self._slot[LEFT] = self._entered
+        self._words[LEFT] = self._entered
 
-    def _landmark(self, frame: FrameType) -> int:
+    def _landmark(self, frame: FrameType | None) -> int:
         """Number the person's line below ``frame``, and tell of it if it is new."""
         whose = self._whose
-        here: FrameType | None = frame
-        call = frame.f_code
-        while here is not None:
-            code = here.f_code
-            owner = whose.get(code)
+        call: CodeType | None = None
+        while frame is not None:
+            code = frame.f_code
+            owner = whose.get(id(code))
             if owner is None:
-                owner = whose[code] = _owner(code.co_filename)
+                owner = whose[id(code)] = _owner(code.co_filename)
+                self._kept.append(code)
             if owner == _THE_PERSON:
-                key = (code, here.f_lineno)
-                number = self._landmarks.get(key)
-                return self._new(key, call) if number is None else number
+                number = self._landmarks.get((id(code), frame.f_lasti))
+                return self._new(frame, call) if number is None else number
             if owner == _US:
                 call = code
-            here = here.f_back
+            frame = frame.f_back
         return 0
 
-    def _new(self, key: tuple[CodeType, int], call: CodeType) -> int:
-        number = self._landmarks[key] = len(self._landmarks) + 1
-        code, line = key
-        frame = Frame(code.co_filename, line, code.co_name, "")
-        self._tell(Landmark(self._rank, number, _spoken(call.co_name), frame))
+    def _new(self, person: FrameType, call: CodeType | None) -> int:
+        code = person.f_code
+        number = self._landmarks[id(code), person.f_lasti] = len(self._landmarks) + 1
+        frame = Frame(code.co_filename, person.f_lineno, code.co_name, "")
+        name = "a collective" if call is None else call.co_name
+        self._tell(Landmark(self._rank, number, _SPOKEN.get(name, name), frame))
         return number
 
 
@@ -141,10 +166,3 @@ def _owner(filename: str) -> int:
         return _US
     between = f"{os.sep}torch{os.sep}" in filename or filename.endswith("contextlib.py")
     return _BETWEEN if between else _THE_PERSON
-
-
-def _spoken(name: str) -> str:
-    """The name of what the person called; generators and wrappers have none of their own."""
-    return {"_walk": "the loader", "__iter__": "the loader", "step": "optimizer.step"}.get(
-        name, name
-    )

@@ -79,7 +79,7 @@ class PulsePage:
     def slot(self, rank: int) -> memoryview:
         """Give the words of ``rank`` to write; the page must then stay open."""
         start = rank * self._format.size
-        return memoryview(self._page)[start : start + self._format.size].cast("q")
+        return memoryview(self._page)[start : start + self._format.size]
 
     def read(self, rank: int) -> Beat:
         """Look where ``rank`` is now."""
