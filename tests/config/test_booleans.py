@@ -1,0 +1,45 @@
+"""One reading of yes and no."""
+
+from __future__ import annotations
+
+import pytest
+
+from notebook_accel import Accelerator
+from notebook_accel.config.booleans import read_boolean
+from notebook_accel.config.training import flag_from_env
+from notebook_accel.errors import ConfigError
+
+
+@pytest.mark.parametrize("word", ["1", "true", "True", "YES", "y", "on", " t ", True, 1])
+def test_these_mean_yes(word: object) -> None:
+    assert read_boolean(word) is True
+
+
+@pytest.mark.parametrize("word", ["0", "false", "No", "n", "OFF", "f", False, 0])
+def test_these_mean_no(word: object) -> None:
+    assert read_boolean(word) is False
+
+
+def test_anything_else_is_refused_with_the_words_that_are_understood() -> None:
+    with pytest.raises(ValueError) as error:
+        read_boolean("maybe", "ACCELERATE_DEBUG_MODE")
+    assert error.value.what == "ACCELERATE_DEBUG_MODE is 'maybe', which is neither yes nor no."
+    assert "true" in error.value.why and "off" in error.value.why
+    assert '"1"' in error.value.fix
+
+
+@pytest.mark.parametrize("word", ["1", "true", "yes", "on"])
+def test_a_switch_of_the_environment_has_one_spelling_of_each_answer(word: str) -> None:
+    """E10: the debug mode was read with two spellings."""
+    assert flag_from_env("ACCELERATE_DEBUG_MODE", {"ACCELERATE_DEBUG_MODE": word})
+    assert not flag_from_env("ACCELERATE_DEBUG_MODE", {"ACCELERATE_DEBUG_MODE": "0"})
+    assert not flag_from_env("ACCELERATE_DEBUG_MODE", {"ACCELERATE_DEBUG_MODE": ""})
+    assert not flag_from_env("ACCELERATE_DEBUG_MODE", {})
+
+
+def test_a_switch_that_nobody_understands_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "perhaps")
+    with pytest.raises(ConfigError, match="environment variable ACCELERATE_USE_CPU is 'perhaps'"):
+        Accelerator()
