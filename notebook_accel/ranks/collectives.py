@@ -16,6 +16,7 @@ from torch import Tensor
 
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks import watch
+from notebook_accel.ranks.alike import check_alike
 from notebook_accel.ranks.world import World
 
 REDUCTIONS = ("sum", "mean", "max", "min", "none")
@@ -52,6 +53,7 @@ def gather(tree: Any, world: World) -> Any:
     Shapes: ``[n, ...]`` on each rank gives ``[size * n, ...]``; a 0-d tensor gives ``[size]``.
     Ranks:  all ranks call it, with equal shapes; all get the whole.
     """
+    _check("gather", tree, world)
     return map_tensors(lambda tensor: _gather_tensor(tensor, world).flatten(0, 1), tree)
 
 
@@ -106,6 +108,7 @@ def reduce(tree: Any, world: World, reduction: str = "sum", scale: float = 1.0) 
             "tensors can be combined over ranks by: " + ", ".join(REDUCTIONS) + ".",
             'write reduction="sum" or reduction="mean".',
         )
+    _check("reduce", tree, world)
     return map_tensors(lambda tensor: _reduce_tensor(tensor, world, reduction, scale), tree)
 
 
@@ -114,6 +117,7 @@ def broadcast(tree: Any, world: World, from_process: int = 0) -> Any:
 
     Ranks: all ranks call it, with equal shapes and dtypes.
     """
+    _check("broadcast", tree, world)
     return map_tensors(lambda tensor: _broadcast_tensor(tensor, world, from_process), tree)
 
 
@@ -135,6 +139,7 @@ def pad_across_processes(
             return tensor
         return _grown(tensor, dim, longest, pad_index, pad_first)
 
+    _check("pad_across_processes", tree, world, dim)
     return map_tensors(pad, tree)
 
 
@@ -145,6 +150,14 @@ def rank_sizes(size: int, world: World) -> list[int]:
     """
     sizes: list[int] = _gather_tensor(torch.tensor([size]), world).flatten().tolist()
     return sizes
+
+
+def _check(operation: str, tree: Any, world: World, free_dim: int | None = None) -> None:
+    """Compare what ranks bring, in debug mode."""
+    if world.checks:
+        tensors: list[Tensor] = []
+        map_tensors(tensors.append, tree)
+        check_alike(operation, tensors, world.size, free_dim)
 
 
 def _grown(tensor: Tensor, dim: int, size: int, fill: int, first: bool) -> Tensor:

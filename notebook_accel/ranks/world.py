@@ -16,21 +16,26 @@ import torch
 import torch.distributed as dist
 
 from notebook_accel.config.placement import Placement
-from notebook_accel.config.training import wants_cpu
+from notebook_accel.config.training import flag_from_env, wants_cpu
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.ranks import watch
 
+DEBUG_VARIABLE = "ACCELERATE_DEBUG_MODE"
 LOOK_INTERVAL_S = 0.005
 LONGEST_LOOKS = 200
 
 
 @dataclass(frozen=True)
 class World:
-    """One rank's place among all ranks, with the torch device it computes on."""
+    """One rank's place among all ranks, with the torch device it computes on.
+
+    ``checks`` is debug mode: ranks compare shapes and dtypes before each collective.
+    """
 
     placement: Placement
     device: torch.device
+    checks: bool = False
 
     @property
     def rank(self) -> int:
@@ -79,7 +84,7 @@ class World:
         device = torch.device(placement.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        return World(placement, device)
+        return World(placement, device, placement.size > 1 and flag_from_env(DEBUG_VARIABLE))
 
     def wait(self) -> None:
         """Wait until all ranks are here.
