@@ -36,14 +36,16 @@ from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.keeping import Keeping
 from notebook_accel.runtime.live import LiveEvents
+from notebook_accel.runtime.memory import clear_device_cache
 from notebook_accel.runtime.optimizer import cannot_travel
 from notebook_accel.runtime.prepare import Wardrobe
+from notebook_accel.runtime.profiling import Profiling
 from notebook_accel.runtime.recording import Recording
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
 
-class Accelerator(AmongRanks, Keeping, Recording):
+class Accelerator(AmongRanks, Keeping, Profiling, Recording):
     """Makes an ordinary training loop run on whatever there is: one process or many.
 
     ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
@@ -252,7 +254,12 @@ class Accelerator(AmongRanks, Keeping, Recording):
         self._wardrobe.clear()
         self._clock.reset()
         self._passes.active.clear()
-        return [None] * len(objects)
+        nothing: list[None] = [None] * len(objects)
+        del objects
+        clear_device_cache(garbage_collection=True)
+        return nothing
+
+    clear = free_memory
 
     def __reduce__(self) -> Any:
         raise cannot_travel("Accelerator")

@@ -63,6 +63,9 @@ class BlankTracker(GeneralTracker):
     name = "blank"
     requires_logging_directory = False
 
+    def __init__(self) -> None:
+        super().__init__(_blank=True)
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("__"):
             raise AttributeError(name)
