@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -46,8 +47,8 @@ class Keeping:
 
     def _begin_keeping(self) -> None:
         self._registered: list[tuple[Any, bool]] = []
-        self._save_hooks: dict[int, Callable[..., None]] = {}
-        self._load_hooks: dict[int, Callable[..., None]] = {}
+        self._save_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
+        self._load_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._background = Background()
 
     @property
