@@ -12,6 +12,7 @@ A run's connection that closes means that nobody wants its workers any more: the
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import select
@@ -245,6 +246,8 @@ def serve(control_fd: int, kernel: int, in_notebook: bool) -> None:
     from notebook_accel.launch import start
 
     start.warm(in_notebook)
+    gc.collect()
+    gc.freeze()  # so that no collection in a worker touches, and copies, what all share
     control = socket.socket(fileno=control_fd)
     kernel_fd = _watch(kernel)
     runs: list[_Run] = []
