@@ -1,0 +1,153 @@
+"""Ranks that would wait for ever end within seconds, with who waits where; slow ones go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.cells import said
+
+RUNS = """
+from notebook_accel import Accelerator
+
+def trained(skip=None, end=None, norm=False, at_step=None):
+    accelerator = Accelerator()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) if norm else nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.ones(16, 2), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for index, batch in enumerate(loader):
+        if index == skip and accelerator.process_index == 1:
+            continue
+        optimizer.zero_grad()
+        accelerator.backward(model(batch).square().sum())
+        optimizer.step()
+        if index == at_step and accelerator.is_main_process:
+            accelerator.gather(torch.ones(2))
+    if end is not None:
+        end(accelerator)
+    return accelerator.process_index
+
+def meet_twice(accelerator):
+    if accelerator.is_main_process:
+        accelerator.wait_for_everyone()
+    accelerator.gather(torch.ones(3))
+
+def main_only(accelerator):
+    @accelerator.on_main_process
+    def evaluate():
+        accelerator.wait_for_everyone()
+    evaluate()
+
+def return_late(accelerator):
+    if not accelerator.is_main_process:
+        import atexit
+        atexit.register(time.sleep, 5)
+        return
+    accelerator.wait_for_everyone()
+
+def unequal(accelerator):
+    accelerator.gather(torch.ones(2 + accelerator.process_index))
+
+def slow_main(accelerator):
+    if accelerator.is_main_process:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            torch.ones(100, 100).sum()
+        time.sleep(4)
+    accelerator.wait_for_everyone()
+    with accelerator.main_process_first():
+        time.sleep(0.1)
+    accelerator.gather_for_metrics(["a"])
+
+def fails_first(accelerator):
+    with accelerator.main_process_first():
+        if accelerator.is_main_process:
+            raise KeyError("in the main block")
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def functions(kernel):
+    assert not kernel.run(RUNS).error
+
+
+def run(kernel, arguments, num_processes=2, timeout_s=40.0):
+    cell = (
+        f"run = notebook_launcher(functools.partial(trained, {arguments}), "
+        f"num_processes={num_processes}, device='cpu')\nprint(run.values)"
+    )
+    return kernel.run(cell, timeout_s=timeout_s)
+
+
+def test_a_collective_on_the_main_process_only_ends_with_who_waits_where(kernel):
+    """GM11, in a loop: the other rank goes on to its next backward, or to the next forward."""
+    reply = run(kernel, "at_step=1")
+    assert reply.error == "RanksStuck"
+    text = said(reply)
+    assert "rank 0 in gather at Cell In[" in text
+    assert ", rank 1 in backward at Cell In[" in text
+    assert "take it out of `if accelerator.is_main_process`" in text
+    assert "killed by" not in text
+
+
+def test_a_rank_waits_for_buffers_in_its_forward(kernel):
+    reply = run(kernel, "at_step=1, norm=True")
+    assert reply.error == "RanksStuck"
+    assert "rank 0 in gather at Cell" in said(reply)
+    assert "rank 1 in forward at Cell" in said(reply)
+
+
+def test_a_main_process_function_that_calls_a_collective_is_explained(kernel):
+    """GM11: the other rank goes on and ends."""
+    reply = run(kernel, "end=main_only")
+    assert reply.error == "WorkerDied"
+    assert "rank 1 returned early" in said(reply)
+    assert "while rank 0 waited for it in wait_for_everyone at Cell In[" in said(reply)
+
+
+def test_a_skipped_batch_is_explained_when_the_ranks_part(kernel):
+    """DL17: with a collective after the loop, which may fit what rank 0 is in, and without."""
+    reply = run(kernel, "skip=1, end=lambda a: a.wait_for_everyone()")
+    assert reply.error in ("RanksStuck", "WorkerDied")
+    assert "backward so far, rank 0: 4, rank 1: 3" in said(reply)
+    assert "let all ranks take the same number" in said(reply) or "returned early" in said(reply)
+    reply = run(kernel, "skip=1")
+    assert reply.error == "WorkerDied"
+    assert "while rank 0 waited for it in backward at Cell In[" in said(reply)
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_different_orders_are_explained(kernel, num_processes):
+    reply = run(kernel, "end=meet_twice", num_processes)
+    assert reply.error == "RanksStuck"
+    text = said(reply)
+    assert "rank 0 in wait_for_everyone at Cell In[" in text
+    assert "rank 1 in gather at Cell In[" in text
+
+
+def test_a_rank_that_returned_but_has_not_ended_yet_is_blamed(kernel):
+    """NB16: the early rank's own exit functions keep its connections open."""
+    reply = run(kernel, "end=return_late")
+    assert reply.error == "WorkerDied"
+    assert "rank 1 returned early, after step 4, while rank 0 waited for it" in said(reply)
+
+
+def test_tensors_of_different_sizes_are_explained(kernel):
+    reply = run(kernel, "end=unequal")
+    assert reply.error == "RanksStuck"
+    assert "rank 0 8 bytes in gather at Cell In[" in said(reply)
+    assert "pad_across_processes" in said(reply)
+
+
+def test_a_slow_rank_is_waited_for(kernel):
+    reply = run(kernel, "end=slow_main")
+    assert not reply.error, said(reply)
+    assert "[0, 1]" in reply.out
+
+
+def test_an_exception_of_the_main_process_lets_the_others_go(kernel):
+    """CT01: the other rank is not left in the barrier, and the user's own error arrives."""
+    reply = run(kernel, "end=fails_first")
+    assert reply.error == "KeyError"
+    assert "in the main block" in said(reply)
