@@ -11,6 +11,7 @@ Explained
 │   └── DistributedOperationException  ranks bring tensors that do not fit together (debug mode)
 ├── CheckpointError (RuntimeError, ValueError)  a checkpoint is absent, incomplete or another's
 ├── MissingPackage (ImportError)   an optional package that this call needs is not installed
+├── NotHere (ImportError, NotImplementedError)  a part of Accelerate that comes later
 └── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
 
 KeyboardInterrupt
@@ -110,6 +111,10 @@ class CheckpointError(Explained, RuntimeError, ValueError):
 
 class MissingPackage(Explained, ImportError):
     """An optional package that this call needs is not installed."""
+
+
+class NotHere(Explained, ImportError, NotImplementedError):
+    """A name or argument of Accelerate that this version does not have."""
 
 
 class NoSuchSeries(Explained, KeyError):

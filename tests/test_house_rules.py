@@ -25,6 +25,7 @@ VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
 # Who may touch the environment: it is no bus for settings between our own parts.
 ENVIRONMENT_READERS = {
     "cli/env.py",  # prints it
+    "config/dynamo.py",  # how models are compiled, by Accelerate's names
     "config/placement.py",  # a launch by torchrun
     "config/training.py",  # settings from the environment, by their known names
     "errors.py",  # NOTEBOOK_ACCEL_TRACE

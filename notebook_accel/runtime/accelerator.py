@@ -19,6 +19,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from notebook_accel.config import training
+from notebook_accel.config.absent import refuse_absent
+from notebook_accel.config.dynamo import TorchDynamoPlugin, chosen_plugin
 from notebook_accel.config.handlers import (
     AutocastKwargs,
     GradScalerKwargs,
@@ -34,6 +36,7 @@ from notebook_accel.ranks.world import World
 from notebook_accel.runtime.accumulation import Accumulation
 from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.faces import faces_of
 from notebook_accel.runtime.keeping import Keeping
 from notebook_accel.runtime.live import LiveEvents
 from notebook_accel.runtime.memory import clear_device_cache
@@ -41,11 +44,12 @@ from notebook_accel.runtime.optimizer import cannot_travel
 from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.runtime.profiling import Profiling
 from notebook_accel.runtime.recording import Recording
+from notebook_accel.runtime.showing import Showing
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
 
-class Accelerator(AmongRanks, Keeping, Profiling, Recording):
+class Accelerator(AmongRanks, Showing, Keeping, Profiling, Recording):
     """Makes an ordinary training loop run on whatever there is: one process or many.
 
     ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
@@ -55,10 +59,11 @@ class Accelerator(AmongRanks, Keeping, Profiling, Recording):
     A prepared scheduler steps once a rank at each update, as schedules counted in one process's
     batches need it; ``schedule_in_updates`` makes it one step an update on any number of ranks.
     ``log_with`` names trackers ("jsonl", "tensorboard", "wandb", ..., "all") or holds them;
-    ``project_dir`` or ``project_config`` say where files go.
+    ``project_dir`` or ``project_config`` say where files go. ``dynamo_backend`` or
+    ``dynamo_plugin`` compile prepared models.
 
     Ranks: every rank makes one; several Accelerators of one process do not touch each other.
-    Errors: ConfigError for values that cannot be.
+    Errors: ConfigError for values that cannot be; NotHere for plugins that come later.
     """
 
     def __init__(
@@ -67,21 +72,38 @@ class Accelerator(AmongRanks, Keeping, Profiling, Recording):
         mixed_precision: str | None = None,
         gradient_accumulation_steps: int | None = None,
         cpu: bool = False,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
         log_with: Any = None,
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: Iterable[KwargsHandler] | None = None,
+        dynamo_backend: Any = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
         *,
         strategy: Strategy | None = None,
         schedule_in_updates: bool = False,
     ) -> None:
+        refuse_absent(
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            deepspeed_plugins=deepspeed_plugins,
+            parallelism_config=parallelism_config,
+        )
         worker = context.current()
         launch = {} if worker is None else worker.settings
         precision = training.mixed_precision(mixed_precision, launch)
         num_steps = training.accumulation_steps(gradient_accumulation_steps, launch)
         flags = None if worker is None else worker.flags
         self._handlers = Handlers.of(kwargs_handlers)
+        self._dynamo = chosen_plugin(dynamo_backend, dynamo_plugin)
         super().__init__(World.join(cpu, **self._handlers.kwargs(InitProcessGroupKwargs)), flags)
         self.device_placement = device_placement
         numbers = Precision(
@@ -105,6 +127,7 @@ class Accelerator(AmongRanks, Keeping, Profiling, Recording):
             self.project_configuration.set_directories(project_dir)
         self._begin_keeping()
         self._choose_trackers(log_with)
+        self.state, self.gradient_state = faces_of(self, self._clock, None, precision, self._dynamo)
         self._live: LiveEvents | None = None
         if worker is not None:
             owns_loss = self._engine.layout.loss_owner
@@ -131,6 +154,10 @@ class Accelerator(AmongRanks, Keeping, Profiling, Recording):
         """Whether this micro-batch closes its window: gradients meet and optimizers step."""
         return self._clock.sync
 
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self.gradient_state._set_sync_gradients(value)
+
     def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
         """Make models, optimizers, schedulers and loaders work together on every rank.
 
@@ -149,6 +176,8 @@ class Accelerator(AmongRanks, Keeping, Profiling, Recording):
                 "give one True or False an object, or leave it out.",
             )
         dressed = self._wardrobe.dress(objects, device_placement)
+        for one in dressed:
+            self._compile(one)
         return dressed[0] if len(dressed) == 1 else tuple(dressed)
 
     def prepare_model(
@@ -161,7 +190,7 @@ class Accelerator(AmongRanks, Keeping, Profiling, Recording):
         self._check_process()
         put = self.device_placement if device_placement is None else device_placement
         if evaluation_mode:
-            return self._engine.place_for_evaluation(model, put)
+            return self._compile(self._engine.place_for_evaluation(model, put))
         prepared: nn.Module = self.prepare(model, device_placement=[put])
         return prepared
 
@@ -244,10 +273,6 @@ class Accelerator(AmongRanks, Keeping, Profiling, Recording):
         parameters = self._settled(parameters)
         if self._clock.sync:
             self._engine.clip_grad_value(parameters, clip_value)
-
-    def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
-        """Give the person's own module back; without ``keep_fp32_wrapper`` as it was made."""
-        return self._engine.unwrap(model, keep_fp32_wrapper)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget everything prepared; gives a None for each object, to be assigned in its place."""

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.world import World
+from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.precision import (
     MixedForward,
     Precision,
@@ -82,9 +83,10 @@ class Engine:
         """Move ``model`` to the device and let its forward run in this engine's precision."""
         if device_placement:
             model.to(self.world.device)
-        plain_forward(model)  # an Accelerator of a cell run before may have left its precision
+        inner = uncompiled(model)
+        plain_forward(inner)  # an Accelerator of a cell run before may have left its precision
         if self.precision.dtype is not None:
-            model.forward = MixedForward(model.forward, self.precision)
+            inner.forward = MixedForward(inner.forward, self.precision)
         return model
 
     def place_for_evaluation(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
@@ -93,11 +95,13 @@ class Engine:
 
     def unwrap(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
         """Give the person's own module back."""
-        return model if keep_fp32_wrapper else plain_forward(model)
+        if not keep_fp32_wrapper:
+            plain_forward(uncompiled(model))
+        return model
 
     def upcast_outputs(self, model: nn.Module, upcast: bool) -> None:
         """Say whether half-precision outputs of ``model`` are made float32."""
-        upcast_outputs(self.unwrap(model), upcast)
+        upcast_outputs(uncompiled(self.unwrap(model)), upcast)
 
     def set_sync(self, model: nn.Module, sync: bool) -> None:
         """Say whether the next backward through ``model`` averages gradients over ranks."""

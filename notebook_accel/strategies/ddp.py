@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -120,7 +121,33 @@ def compress_gradients(
         send = powerSGD_hook.batched_powerSGD_hook if batched else powerSGD_hook.powerSGD_hook
     if wrapper != "no":
         send = getattr(default_hooks, f"{wrapper}_compress_wrapper")(send)
-    model.register_comm_hook(state, send)
+    model.register_comm_hook(state, _nameless(send))
+
+
+@contextmanager
+def sync_next_backward(model: nn.Module) -> Iterator[None]:
+    """Average gradients in a backward inside the block, although its forward was in ``no_sync``.
+
+    Ranks: all ranks enter it. Models of one rank have nothing to average.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    before = model.require_backward_grad_sync
+    model.require_backward_grad_sync = True
+    model.require_forward_param_sync = True
+    model.reducer.prepare_for_backward([])
+    try:
+        yield
+    finally:
+        model.require_backward_grad_sync = before
+
+
+def _nameless(send: Any) -> Any:
+    """Hide a hook's name: torch refuses bf16 hooks by name where there is no nccl; gloo can."""
+    if dist.get_backend() != "gloo":
+        return send
+    return lambda state, bucket: send(state, bucket)
 
 
 def share_state(model: nn.Module, world: World) -> None:

@@ -1,0 +1,75 @@
+"""Names of Accelerate that are not here yet, and what will bring them."""
+
+from __future__ import annotations
+
+from notebook_accel.errors import NotHere
+
+STRATEGIES = "'Strategies' (FSDP, DeepSpeed, tensor, pipeline and sequence parallelism, fp8)"
+LAUNCH = "'Config and launch' (configuration files and the command line)"
+BIG_MODELS = "big-model inference (models spread over devices, CPU and disk)"
+HARDWARE = "support for that hardware"
+
+_COMING = {
+    STRATEGIES: """
+        DeepSpeedPlugin FullyShardedDataParallelPlugin MegatronLMPlugin TorchTensorParallelPlugin
+        ParallelismConfig TorchTensorParallelConfig TorchContextParallelConfig
+        DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler HfDeepSpeedConfig
+        DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper
+        TERecipeKwargs AORecipeKwargs MSAMPRecipeKwargs FP8RecipeKwargs FSDP_AUTO_WRAP_POLICY
+        FSDP_SHARDING_STRATEGY FSDP_MODEL_NAME save_fsdp_model load_fsdp_model save_fsdp_optimizer
+        load_fsdp_optimizer merge_fsdp_weights enable_fsdp_ram_efficient_loading
+        disable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac
+        fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model
+        fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler GatheredParameters convert_model
+        has_transformer_engine_layers apply_fp8_autowrap contextual_fp8_autocast
+        convert_model_to_fp8_ao has_ao_layers filter_first_and_last_linear_layers
+        AbstractTrainStep BertTrainStep GPTTrainStep T5TrainStep MegatronLMDummyDataLoader
+        MegatronLMDummyScheduler avg_losses_across_data_parallel_group prepare_pippy
+        add_model_config_to_megatron_parser parallelism_config inference model_has_dtensor
+    """,
+    LAUNCH: """
+        write_basic_config commands PrepareForLaunch prepare_simple_launcher_cmd_env
+        prepare_multi_gpu_env prepare_deepspeed_cmd_env prepare_sagemager_args_inputs prepare_tpu
+        SageMakerDistributedType install_xla
+    """,
+    BIG_MODELS: """
+        init_empty_weights init_on_device cpu_offload cpu_offload_with_hook disk_offload
+        dispatch_model load_checkpoint_and_dispatch load_checkpoint_in_model infer_auto_device_map
+        big_modeling hooks align_module_device attach_layerwise_casting_hooks
+        calculate_maximum_sizes check_device_map check_tied_parameters_in_config
+        check_tied_parameters_on_same_device compute_module_sizes extract_submodules_state_dict
+        get_balanced_memory get_max_layer_size get_max_memory has_offloaded_params
+        load_offloaded_weight load_offloaded_weights offload_state_dict offload_weight
+        OffloadedWeightsLoader PrefixedDataset retie_parameters save_offload_index
+        set_module_tensor_to_device load_and_quantize_model BnbQuantizationConfig
+        has_4bit_bnb_layers clean_device_map copy_tensor_to_devices
+    """,
+    HARDWARE: """
+        MpDeviceLoaderWrapper set_numa_affinity check_cuda_p2p_ib_support
+        check_cuda_fp8_capability get_gpu_info
+    """,
+}
+WHAT_BRINGS = {name: what for what, names in _COMING.items() for name in names.split()}
+
+
+def not_here(name: str) -> NotHere:
+    """Give the error for a name of Accelerate that comes later."""
+    return NotHere(
+        f"{name} is not here yet.",
+        f"it comes with {WHAT_BRINGS.get(name, STRATEGIES)}, which is not built yet.",
+        "train on one device or with data parallelism, which need none of it.",
+    )
+
+
+def refuse_absent(**arguments: object) -> None:
+    """Refuse arguments of Accelerator that ask for what comes later; None asks for nothing.
+
+    Errors: NotHere naming the argument.
+    """
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotHere(
+                f"Accelerator({name}={value!r}) asks for what is not here yet.",
+                f"it comes with {STRATEGIES}, which is not built yet.",
+                f"leave {name} out: several ranks train by data parallelism.",
+            )

@@ -1,0 +1,102 @@
+"""How models are compiled: Accelerate's settings for ``torch.compile``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from notebook_accel.config.booleans import read_boolean
+from notebook_accel.config.kinds import DynamoBackend
+from notebook_accel.errors import ConfigError
+
+_SWITCHES = {
+    "fullgraph": "ACCELERATE_DYNAMO_USE_FULLGRAPH",
+    "dynamic": "ACCELERATE_DYNAMO_USE_DYNAMIC",
+    "use_regional_compilation": "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
+}
+
+
+@dataclass
+class TorchDynamoPlugin:
+    """How ``prepare`` compiles models; what is None is read from ``ACCELERATE_DYNAMO_*``.
+
+    ``backend`` is one of DynamoBackend or a name that ``torch.compile`` knows; "no" compiles
+    nothing. ``use_regional_compilation`` compiles the repeated blocks of a model one by one, which
+    takes less time than the whole.
+
+    Errors: ConfigError for an empty backend.
+    Source: torch.compile, whose arguments the others are.
+    """
+
+    backend: Any = None
+    mode: str | None = None
+    fullgraph: bool | None = None
+    dynamic: bool | None = None
+    options: dict[str, Any] | None = None
+    disable: bool = False
+    use_regional_compilation: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in _from_environment(os.environ).items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        self.backend = _backend(self.backend)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether there is anything to do."""
+        return self.backend != DynamoBackend.NO and not self.disable
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all fields by name, the backend as ``torch.compile`` writes it."""
+        return {**vars(self), "backend": str(self.backend).lower()}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Give the arguments of ``torch.compile`` that were set."""
+        given = self.to_dict()
+        usual = {"disable": False, "fullgraph": False}
+        return {
+            name: value
+            for name, value in given.items()
+            if name != "use_regional_compilation" and value not in (None, usual.get(name))
+        }
+
+
+def chosen_plugin(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
+    """Read the two ways in which a person can ask for compiled models.
+
+    Errors: ConfigError when both are there.
+    """
+    if plugin is None:
+        return TorchDynamoPlugin(backend=backend)
+    if backend is not None:
+        raise ConfigError(
+            f"dynamo_backend={backend!r} and dynamo_plugin are both given.",
+            "both name the compiler's backend, and nobody could say which of them counts.",
+            "write TorchDynamoPlugin(backend=...) and leave dynamo_backend out.",
+        )
+    return plugin
+
+
+def _backend(value: Any) -> Any:
+    word = str(getattr(value, "value", value)).strip()
+    if not word:
+        raise ConfigError(
+            "The compiler's backend is an empty word.",
+            "torch.compile needs to know which backend compiles.",
+            'write dynamo_backend="inductor", or leave it out for no compilation.',
+        )
+    return DynamoBackend(word.upper()) if word.upper() in DynamoBackend else word
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "backend": env.get("ACCELERATE_DYNAMO_BACKEND") or DynamoBackend.NO,
+        "mode": env.get("ACCELERATE_DYNAMO_MODE"),
+    }
+    for name, variable in _SWITCHES.items():
+        if variable in env:
+            found[name] = read_boolean(env[variable], variable)
+    return found

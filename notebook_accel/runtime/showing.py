@@ -1,0 +1,186 @@
+"""The Accelerator's names for what it holds: states, lists of prepared objects, kinds, models."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from notebook_accel.config.dynamo import TorchDynamoPlugin
+from notebook_accel.config.kinds import DistributedType
+from notebook_accel.errors import NotHere
+from notebook_accel.ranks.world import World
+from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.faces import AcceleratorState, GradientState, kind_of_ranks
+from notebook_accel.runtime.optimizer import PreparedOptimizer
+from notebook_accel.runtime.prepare import Wardrobe
+from notebook_accel.strategies.base import Engine
+from notebook_accel.strategies.compiled import compile_model, uncompiled
+from notebook_accel.strategies.ddp import sync_next_backward
+
+Prepared = TypeVar("Prepared")
+
+
+class Showing:
+    """The part of an Accelerator that shows what is in it."""
+
+    state: AcceleratorState
+    gradient_state: GradientState
+    _world: World
+    _clock: Clock
+    _engine: Engine
+    _wardrobe: Wardrobe
+    _dynamo: TorchDynamoPlugin
+
+    def __deepcopy__(self, memo: Any) -> Showing:
+        return self  # an object that keeps its accelerator may be copied: there is one of it
+
+    def _compile(self, one: Prepared) -> Prepared:
+        """Compile a prepared model in place, if that was asked for."""
+        if self._dynamo.compiles and isinstance(one, nn.Module):
+            compile_model(
+                one, bool(self._dynamo.use_regional_compilation), self._dynamo.to_kwargs()
+            )
+        return one
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """What kind of ranks there are."""
+        return kind_of_ranks(self._world)
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several ranks."""
+        return self._world.size > 1
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether there are several ranks, each on an accelerator of its own."""
+        return self._world.size > 1 and self._world.device.type != "cpu"
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps were made."""
+        return self._clock.step
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last step of an optimizer was left out, its gradients having overflowed."""
+        return any(one.step_was_skipped for one in self._wardrobe.optimizers)
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scaler of fp16; None for other precisions."""
+        return self._engine.precision.scaler
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether forward passes run in mixed precision."""
+        return self._engine.precision.dtype is not None
+
+    @property
+    def _models(self) -> list[nn.Module]:
+        return [self._engine.unwrap(model) for model in self._wardrobe.models]
+
+    @property
+    def _optimizers(self) -> list[PreparedOptimizer]:
+        return self._wardrobe.optimizers
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return self._wardrobe.schedulers
+
+    @property
+    def _dataloaders(self) -> list[Any]:
+        return self._wardrobe.loaders
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """How DeepSpeed trains; None, as it does not."""
+
+    @property
+    def parallelism_config(self) -> None:
+        """How ranks are laid out over several dimensions; None, as they are not."""
+
+    @property
+    def torch_device_mesh(self) -> None:
+        """The mesh of ranks; None, as there is one dimension."""
+
+    @property
+    def fp8_backend(self) -> None:
+        """Which library computes in eight bits; None, as none does."""
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded by FSDP2."""
+        return False
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether ranks are laid out over several dimensions."""
+        return False
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """This rank's place in its group of tensor parallelism."""
+        return 0
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """This rank's place among the readers of data."""
+        return self._engine.layout.data_rank
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """This rank's place in its group of sharded data parallelism."""
+        return 0
+
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> nn.Module:
+        """Give the person's own module back.
+
+        Without ``keep_fp32_wrapper`` its forward is as it was made; without ``keep_torch_compile``
+        it is the module under ``torch.compile``.
+        """
+        own = self._engine.unwrap(model, keep_fp32_wrapper)
+        return own if keep_torch_compile else uncompiled(own)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Take the loss scale of fp16 off the gradients of ``optimizer``, or of all.
+
+        Inside an open window, and in other precisions, there is nothing to do.
+        """
+        if not self._clock.sync or not self._engine.scales:
+            return
+        wanted = self._wardrobe.optimizers
+        if optimizer is not None:
+            given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+            wanted = [one for one in wanted if any(one is it or one.inner is it for it in given)]
+        for one in wanted:
+            one.settle()
+
+    # Average gradients in a backward inside the block, although its forward was in ``no_sync``.
+    trigger_sync_in_backward = staticmethod(sync_next_backward)
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Tell whether a part of ``model`` was spread over several devices."""
+        maps = [getattr(part, "hf_device_map", None) or {} for part in model.modules()]
+        return any(len(one) > 1 for one in maps)
+
+    def maybe_context_parallel(self, *args: Any, **kwargs: Any) -> Any:
+        """Split long sequences over ranks inside the block, where that was asked for; not here."""
+        return nullcontext()
+
+    def lomo_backward(self, loss: Any, learning_rate: float) -> None:
+        """Step inside backward with a LOMO optimizer.
+
+        Errors: NotHere.
+        """
+        raise NotHere(
+            "LOMO optimizers are not here.",
+            "they step inside backward, and nothing of this package does.",
+            "use AdamW, with gradient checkpointing if memory is short.",
+        )
