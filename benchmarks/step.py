@@ -175,7 +175,6 @@ def measure(rows: list[str], ways: list[str], rounds: int, num_steps: int) -> di
     """Give for each row and way: median CPU microseconds a step, and the ratio to bare."""
     from notebook_accel import Accelerator
 
-    torch.set_num_threads(1)
     world = Accelerator(cpu=True)
     rank, size = world.process_index, world.num_processes
     shuffle = random.Random(0)  # alike on all ranks: they must run the same way together
@@ -190,6 +189,7 @@ def measure(rows: list[str], ways: list[str], rounds: int, num_steps: int) -> di
                 made = sight.run(accelerator_for, way, row)
                 loop = sight.run(loop_with, made, row, num_steps, size)
             loops[way] = lambda sight=sight, loop=loop: sight.run(loop)
+            torch.set_num_threads(1)  # accelerate chooses for itself
             loops[way]()
         took: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(rounds):
