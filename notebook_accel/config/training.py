@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from notebook_accel.config.booleans import read_boolean
+from notebook_accel.config.schema import PRECISIONS
 from notebook_accel.errors import ConfigError
-
-PRECISIONS = ("no", "bf16", "fp16")
 
 
 def mixed_precision(
