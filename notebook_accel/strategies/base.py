@@ -27,6 +27,8 @@ from notebook_accel.strategies.precision import (
     upcast_outputs,
 )
 
+_ZERO_GRAD = Optimizer.zero_grad
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -142,7 +144,14 @@ class Engine:
 
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
         """Clear the gradients of ``optimizer``'s parameters."""
-        optimizer.zero_grad(set_to_none=set_to_none)
+        if not set_to_none or getattr(optimizer.zero_grad, "__func__", None) is not _ZERO_GRAD:
+            optimizer.zero_grad(set_to_none=set_to_none)
+            return
+        # What torch's does, less its mark for the profiler: on a small model that mark costs more
+        # than everything else of ours in a training step.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
         """Multiply the averaged gradients of ``optimizer``'s parameters by ``factor``."""
