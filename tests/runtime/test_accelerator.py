@@ -164,6 +164,7 @@ def test_printing_in_a_launched_run_is_announced(monkeypatch: pytest.MonkeyPatch
 
 
 def test_memory_is_free_after_free_memory_even_in_mid_loop() -> None:
+    """MM01."""
     accelerator = Accelerator(cpu=True)
     model = nn.Linear(100, 100)
     watched = weakref.ref(model)

@@ -41,6 +41,7 @@ def test_a_dressed_optimizer_is_a_torch_optimizer_with_the_inner_s_state() -> No
 
 
 def test_hooks_on_a_dressed_optimizer_run() -> None:
+    """E2."""
     accelerator, model, _inner, optimizer = dressed()
     calls = []
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
@@ -54,6 +55,7 @@ def test_hooks_on_a_dressed_optimizer_run() -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
 def test_a_closure_s_loss_is_returned_and_goes_down(kind) -> None:
+    """OS04."""
     accelerator, model, _, optimizer = dressed(kind)
 
     def closure():
@@ -204,6 +206,7 @@ def rates_on_ranks():
 
 
 def test_schedules_move_once_a_rank_except_for_plateaus_and_never_past_their_end() -> None:
+    """OS01 (plateaus) and OS03 (OneCycle)."""
     for said in run_ranks(rates_on_ranks, 2):
         assert said["lambda"] == [0.25, 0.062]
         assert said["plateau"] == [1, 1, 0.1, 0.1]
