@@ -8,12 +8,18 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from notebook_accel.data.dealers import Dealer, Start
+from notebook_accel.data.order import AgreedOrder
+from notebook_accel.data.randomness import generator_at, kept, restore, snapshot
 from notebook_accel.data.shard import Share
 from notebook_accel.data.stream import Dealt
 from notebook_accel.errors import RuntimeMisuse
@@ -72,11 +78,28 @@ class Passes:
             self.active.remove(one)
 
 
+class Bookmark:
+    """Where a loader stands; it and the views of it that skip batches share one.
+
+    ``epoch`` is the number of the next pass, ``told`` whether the person sets epochs. ``resumed``
+    is where a resumed run has the next pass begin. ``seeds`` and ``stream_origin`` are where the
+    random numbers stood when the newest pass began.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.told = False
+        self.samples = 0
+        self.resumed: Start | None = None
+        self.seeds: Tensor | None = None
+        self.stream_origin: dict[str, Any] = {}
+
+
 class PreparedLoader(DataLoader[Any]):
     """A face before the person's DataLoader: same attributes, this rank's batches, on the device.
 
     ``source`` is the loader as it was given; ``reader`` is a copy of it that reads this rank's
-    share. It is made by ``data.prepare.prepare_loader``.
+    share, dealt by ``dealer`` (None for a stream). It is made by ``data.prepare.prepare_loader``.
 
     Ranks: all ranks iterate it together.
     """
@@ -85,6 +108,8 @@ class PreparedLoader(DataLoader[Any]):
         self,
         source: DataLoader[Any],
         reader: DataLoader[Any],
+        dealer: Dealer | None,
+        readers: int,
         device: torch.device | None,
         passes: Passes,
     ) -> None:
@@ -93,8 +118,10 @@ class PreparedLoader(DataLoader[Any]):
         self.reader = reader
         self.device = device
         self.passes = passes
-        self.epoch = 0
-        self.samples = 0
+        self._dealer = dealer
+        self._readers = readers
+        self._mark = Bookmark()
+        self._skip = 0
         self._pid = os.getpid()
 
     def __getattr__(self, name: str) -> Any:
@@ -103,7 +130,7 @@ class PreparedLoader(DataLoader[Any]):
         return getattr(self.source, name)
 
     def __len__(self) -> int:
-        return len(self.reader)
+        return max(0, len(self.reader) - self._skip)
 
     def __reduce__(self) -> Any:
         raise RuntimeMisuse(
@@ -115,28 +142,116 @@ class PreparedLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if os.getpid() != self._pid:
             raise other_process("DataLoader")
-        one = Pass(self, self._known_length(), self.epoch)
-        self.epoch += 1  # a pass that is broken off was a pass
-        shares: deque[Share] | None = None
-        dealers: tuple[Any, ...] = (self.reader.batch_sampler, self.reader.sampler)
-        for dealer in dealers:
-            if hasattr(dealer, "record"):
-                shares = dealer.record = deque()
+        mark = self._mark
+        start, mark.resumed = mark.resumed or Start(), None
+        if self._skip:  # counts from the start of the pass, also in one that a resumed run goes on
+            start = replace(start, skip=self._skip)
+        if mark.told:
+            self._tell(mark.epoch)
+        one = Pass(self, self._known_length(), mark.epoch)
+        one.taken = start.skip
+        mark.epoch += 1  # a pass that is broken off was a pass
         # The reader's iterator is made now, not at the first batch: it draws a random number.
-        return self._walk(iter(self.reader), one, shares)
+        return self._walk(self._begin(start), one)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the next pass."""
+        return self._mark.epoch
+
+    @property
+    def samples(self) -> int:
+        """How many samples this rank has been given in all passes."""
+        return self._mark.samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Hand the epoch to whatever orders the samples: a sampler, batch sampler or dataset."""
-        self.epoch = epoch
-        seen = []
-        batches: Any = self.reader.batch_sampler
-        sampler: Any = self.reader.sampler
-        dealt = [getattr(one, "batches", None) for one in (batches, sampler)]
-        for one in (batches, sampler, *dealt):
-            seen += [one, getattr(one, "sampler", None)]
-        for one in [*seen, self.source.dataset]:
+        """Hand the epoch to whatever orders the samples: a sampler, batch sampler or dataset.
+
+        Passes count on from there. In a resumed pass of this very epoch it changes nothing.
+        """
+        mark = self._mark
+        if epoch != mark.epoch:
+            mark.resumed = None
+        mark.epoch, mark.told = epoch, True
+        self._tell(epoch)
+
+    def skipping(self, num_batches: int) -> PreparedLoader:
+        """A view of this loader whose passes begin after ``num_batches`` batches of this rank.
+
+        A pass over it is a pass over the loader: the next one, of either, is of the next epoch.
+        """
+        view = object.__new__(type(self))
+        vars(view).update(vars(self))
+        view._skip = num_batches
+        return view
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, in plain values: epoch, position, and how its order began.
+
+        Ranks: each for itself; between any two lines of the loop.
+        """
+        mark, order = self._mark, self._order
+        running = [one for one in self.passes.active if one.loader._mark is mark and one.taken]
+        state: dict[str, Any] = {
+            "epoch": mark.epoch,
+            "told": mark.told,
+            "samples": mark.samples,
+            "base": None if order is None else order.base,
+            "taken": 0,
+        }
+        if running:
+            one = running[-1]
+            origin = mark.stream_origin if order is None else order.origin
+            state.update(epoch=one.epoch, taken=one.taken, readers=self._readers)
+            state.update(origin=origin, seeds=mark.seeds)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next pass be the rest of the one that ``state`` was taken in.
+
+        Nothing is drawn from the global generators for it: they are where that pass left them. On
+        another number of readers it begins at the same sample, or just before it.
+
+        Ranks: each for itself.
+        """
+        mark = self._mark
+        mark.epoch, mark.told, mark.samples = state["epoch"], state["told"], state["samples"]
+        if self._order is not None:
+            self._order.base = state["base"]
+        mark.resumed = None
+        if state["taken"]:
+            taken = state["taken"] * state["readers"] // self._readers
+            mark.resumed = Start(taken, state["origin"], state["seeds"])
+        if mark.told:
+            self._tell(mark.epoch)
+
+    @property
+    def _order(self) -> AgreedOrder | None:
+        return None if self._dealer is None else self._dealer.order
+
+    def _tell(self, epoch: int) -> None:
+        dealer = self._dealer
+        told: list[Any] = []
+        for one in (None if dealer is None else dealer.batches, self.reader.sampler):
+            told += [one, getattr(one, "sampler", None)]
+        told.append(self.source.dataset)
+        for one in told:
             if hasattr(one, "set_epoch"):
                 one.set_epoch(epoch)
+
+    def _begin(self, start: Start) -> Iterator[Any]:
+        """Make the reader's iterator, with the random number that it draws."""
+        mark, dealer = self._mark, self._dealer
+        generator = self.source.generator
+        if start.seeds is not None and (dealer is not None or generator is not None):
+            generator = generator_at(start.seeds)
+        vars(self.reader)["generator"] = generator
+        mark.seeds = (generator or torch.default_generator).get_state()
+        if dealer is not None:
+            dealer.start, dealer.record = start, deque()
+            return iter(self.reader)
+        mark.stream_origin = start.origin or snapshot()
+        return _begun_stream(self.reader, start)
 
     def _known_length(self) -> int | None:
         if isinstance(self.source.dataset, IterableDataset):
@@ -146,9 +261,11 @@ class PreparedLoader(DataLoader[Any]):
         except TypeError:
             return None
 
-    def _walk(self, batches: Iterator[Any], one: Pass, shares: deque[Share] | None) -> Any:
-        passes = self.passes
+    def _walk(self, batches: Iterator[Any], one: Pass) -> Any:
+        passes, mark = self.passes, self._mark
         device = self.device
+        dealer = self._dealer
+        shares = dealer.record if dealer is not None and dealer.records else None
         try:
             if one.num_batches is None:
                 batches = _with_end(batches, one)
@@ -163,7 +280,7 @@ class PreparedLoader(DataLoader[Any]):
                 one.taken += 1
                 if one.taken == one.num_batches:
                     one.is_last = True
-                self.samples += num_rows(batch)
+                mark.samples += num_rows(batch)
                 passes.advance(one)
                 yield batch
         finally:
@@ -179,6 +296,22 @@ def _with_end(batches: Iterator[Any], one: Pass) -> Iterator[Any]:
         one.is_last = following is _END
         yield batch
         batch = following
+
+
+def _begun_stream(reader: DataLoader[Any], start: Start) -> Iterator[Any]:
+    """Read a stream on to where the pass begins; a resumed run's random numbers stay as they were.
+
+    The first batch is read with them: it had been read ahead when the run was saved.
+    """
+    if not start.skip:
+        return iter(reader)
+    with nullcontext() if start.origin is None else kept():
+        if start.origin is not None:
+            restore(start.origin)
+        batches = iter(reader)
+        next(islice(batches, start.skip, start.skip), None)
+        first = list(islice(batches, 1))
+    return chain(first, batches)
 
 
 def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import (
@@ -12,70 +10,16 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
     Sampler,
 )
 
+from notebook_accel.data.dealers import Dealer, DealtBatches, DealtSingly, DistributedBatches
 from notebook_accel.data.loader import Passes, PreparedLoader
 from notebook_accel.data.order import AgreedOrder
-from notebook_accel.data.shard import Rule, Share, distributed_sampler_shares
-from notebook_accel.data.stream import CollateDealt, ShardedStream, whole
+from notebook_accel.data.shard import Rule
+from notebook_accel.data.stream import CollateDealt, ShardedStream
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World
-
-
-class DealtBatches:
-    """A batch sampler that keeps this rank's batches and records every step's share."""
-
-    def __init__(self, batches: Any, rule: Rule) -> None:
-        self.batches = batches
-        self.rule = rule
-        self.record: deque[Share] = deque()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._deal(self.record)
-
-    def __len__(self) -> int:
-        return self.rule.num_batches(len(self.batches))
-
-    def _deal(self, record: deque[Share]) -> Iterator[Any]:
-        for batch, share in self.rule.deal(self.batches):
-            record.append(share)
-            yield batch
-
-
-class DealtSingly(DealtBatches):
-    """A sampler for loaders without batching: each item is a ready-made batch, dealt whole."""
-
-    def _deal(self, record: deque[Share]) -> Iterator[Any]:
-        for batch, share in self.rule.deal([index] for index in self.batches):
-            record.append(whole(share))
-            yield batch[0]
-
-
-class DistributedBatches:
-    """A batch sampler over torch's DistributedSampler, which only notes who got what."""
-
-    def __init__(self, batches: BatchSampler, sampler: DistributedSampler[Any]) -> None:
-        self.batches = batches
-        self.sampler = sampler
-        self.record: deque[Share] = deque()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._note(self.record)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def _note(self, record: deque[Share]) -> Iterator[Any]:
-        sampler = self.sampler
-        kept = sampler.total_size if sampler.drop_last else len(sampler.dataset)  # type: ignore[arg-type]
-        shares = distributed_sampler_shares(
-            kept, sampler.num_replicas, self.batches.batch_size, self.batches.drop_last
-        )
-        for batch, share in zip(self.batches, shares, strict=True):
-            record.append(share)
-            yield batch
 
 
 def prepare_loader(
@@ -101,34 +45,39 @@ def prepare_loader(
     def rule(batch_size: int | None, drop_last: bool = False) -> Rule:
         return Rule(data_rank, data_size, batch_size, drop_last, even_batches, split_batches)
 
+    dealer: Dealer | None = None
     if isinstance(source.dataset, IterableDataset):
         if data_size > 1:
             _deal_stream(reader, rule(source.batch_size or 1, source.drop_last))
     elif _already_sharded(source):
         _check_replicas(source, data_size)
-        _note_distributed(reader)
+        dealer = _noting_dealer(source)
     elif source.batch_sampler is None:
-        order: Any = AgreedOrder(source.sampler, world)
-        vars(reader)["sampler"] = DealtSingly(order, rule(1)) if data_size > 1 else order
+        order = AgreedOrder(source.sampler, world)
+        dealer = DealtSingly(order, order, rule(1)) if data_size > 1 else Dealer(order, order)
     else:
-        batches = _agreed(source.batch_sampler, world)
+        batches, order = _agreed(source.batch_sampler, world)
+        dealer = Dealer(batches, order)
         if data_size > 1:
-            drop_last = getattr(batches, "drop_last", False)
-            batches = DealtBatches(batches, rule(_batch_size(batches), drop_last))
-        vars(reader)["batch_sampler"] = batches
-    return PreparedLoader(source, reader, device, Passes() if passes is None else passes)
+            given = source.batch_sampler
+            drop_last = getattr(given, "drop_last", False)
+            dealer = DealtBatches(batches, order, rule(_batch_size(given), drop_last))
+    if dealer is not None:
+        name = "sampler" if source.batch_sampler is None else "batch_sampler"
+        vars(reader)[name] = dealer
+    passes = Passes() if passes is None else passes
+    return PreparedLoader(source, reader, dealer, data_size, device, passes)
 
 
-def _agreed(batches: Any, world: World) -> Any:
-    """The same batch sampler over an order that all ranks agree on."""
+def _agreed(batches: Any, world: World) -> tuple[Any, AgreedOrder]:
+    """The same batches in an order that all ranks agree on, and that order."""
     sampler = getattr(batches, "sampler", None)
     if not isinstance(sampler, Sampler):
-        return batches
-    if world.size == 1 and not isinstance(sampler, RandomSampler):
-        return batches
+        order = AgreedOrder(batches, world)
+        return order, order
     batches = copy.copy(batches)
-    batches.sampler = AgreedOrder(sampler, world)
-    return batches
+    batches.sampler = order = AgreedOrder(sampler, world)
+    return batches, order
 
 
 def _deal_stream(reader: DataLoader[Any], rule: Rule) -> None:
@@ -167,7 +116,8 @@ def _check_replicas(loader: DataLoader[Any], data_size: int) -> None:
         )
 
 
-def _note_distributed(reader: DataLoader[Any]) -> None:
-    batches, sampler = reader.batch_sampler, _samplers(reader)[0]
+def _noting_dealer(loader: DataLoader[Any]) -> Dealer:
+    batches, sampler = loader.batch_sampler, _samplers(loader)[0]
     if type(batches) is BatchSampler and type(sampler) is DistributedSampler:
-        vars(reader)["batch_sampler"] = DistributedBatches(batches, sampler)
+        return DistributedBatches(batches, sampler)
+    return Dealer(loader.sampler if batches is None else batches)

@@ -1,0 +1,55 @@
+"""The global random numbers of this process: kept aside, put back, seeded."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+GOLDEN = 0x9E3779B97F4A7C15  # steps of this size lie far apart modulo a power of two
+
+
+def snapshot() -> dict[str, Any]:
+    """Where the generators of torch, Python and numpy (if in use) stand, in plain values."""
+    numpy = sys.modules.get("numpy")
+    found = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": None}
+    if numpy is not None:
+        name, words, *rest = numpy.random.get_state()
+        found["numpy"] = (name, torch.from_numpy(words.astype("int64")), *rest)
+    return found
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Put the generators back to where a snapshot found them."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and state["numpy"] is not None:
+        name, words, *rest = state["numpy"]
+        numpy.random.set_state((name, words.numpy().astype("uint32"), *rest))
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Leave the global generators as they were, whatever the block draws."""
+    before = snapshot()
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+def draw(generator: torch.Generator | None) -> int:
+    """Draw the number that a DataLoader draws at the start of a pass."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def generator_at(state: torch.Tensor) -> torch.Generator:
+    """A generator of its own that stands at ``state``."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    return generator
