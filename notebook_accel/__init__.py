@@ -35,9 +35,31 @@ _WHERE = {
     "shutdown": "launch.forkserver",
 }
 
+# Accelerate's modules (notebook_accel.utils, .state, ...) lie in a folder of their own.
+__path__.append(f"{__path__[0]}/compat")
+_FACES = (
+    "accelerator",
+    "big_modeling",
+    "data_loader",
+    "hooks",
+    "inference",
+    "launchers",
+    "local_sgd",
+    "logging",
+    "memory_utils",
+    "optimizer",
+    "parallelism_config",
+    "scheduler",
+    "state",
+    "test_utils",
+    "tracking",
+    "utils",
+)
+
 __all__ = sorted([*_WHERE, "__version__"])
 
 if TYPE_CHECKING:
+    from notebook_accel.checkpoint.weights import load_weights
     from notebook_accel.config.handlers import (
         AutocastKwargs,
         DDPCommunicationHookType,
@@ -46,7 +68,6 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs,
         ProfileKwargs,
     )
-    from notebook_accel.checkpoint.weights import load_weights
     from notebook_accel.errors import (
         CheckpointError,
         ConfigError,
@@ -66,7 +87,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FACES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _WHERE:
+        absent = importlib.import_module(f"{__name__}.config.absent")
+        if name in absent.WHAT_BRINGS:
+            raise absent.not_here(name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
     globals()[name] = value

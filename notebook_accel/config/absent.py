@@ -25,7 +25,7 @@ _COMING = {
         convert_model_to_fp8_ao has_ao_layers filter_first_and_last_linear_layers
         AbstractTrainStep BertTrainStep GPTTrainStep T5TrainStep MegatronLMDummyDataLoader
         MegatronLMDummyScheduler avg_losses_across_data_parallel_group prepare_pippy
-        add_model_config_to_megatron_parser parallelism_config inference model_has_dtensor
+        add_model_config_to_megatron_parser model_has_dtensor
     """,
     LAUNCH: """
         write_basic_config commands PrepareForLaunch prepare_simple_launcher_cmd_env
@@ -35,14 +35,17 @@ _COMING = {
     BIG_MODELS: """
         init_empty_weights init_on_device cpu_offload cpu_offload_with_hook disk_offload
         dispatch_model load_checkpoint_and_dispatch load_checkpoint_in_model infer_auto_device_map
-        big_modeling hooks align_module_device attach_layerwise_casting_hooks
+        align_module_device attach_layerwise_casting_hooks
         calculate_maximum_sizes check_device_map check_tied_parameters_in_config
         check_tied_parameters_on_same_device compute_module_sizes extract_submodules_state_dict
         get_balanced_memory get_max_layer_size get_max_memory has_offloaded_params
         load_offloaded_weight load_offloaded_weights offload_state_dict offload_weight
         OffloadedWeightsLoader PrefixedDataset retie_parameters save_offload_index
         set_module_tensor_to_device load_and_quantize_model BnbQuantizationConfig
-        has_4bit_bnb_layers clean_device_map copy_tensor_to_devices
+        has_4bit_bnb_layers clean_device_map copy_tensor_to_devices ModelHook SequentialHook
+        AlignDevicesHook CpuOffload UserCpuOffloadHook LayerwiseCastingHook add_hook_to_module
+        remove_hook_from_module remove_hook_from_submodules attach_execution_device_hook
+        attach_align_device_hook attach_align_device_hook_on_blocks
     """,
     HARDWARE: """
         MpDeviceLoaderWrapper set_numa_affinity check_cuda_p2p_ib_support

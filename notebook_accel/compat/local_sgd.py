@@ -1,0 +1,6 @@
+"""Accelerate's ``local_sgd`` module."""
+
+from notebook_accel.compat.doors import door as _door
+from notebook_accel.runtime.local_sgd import LocalSGD
+
+__getattr__ = _door(__name__)

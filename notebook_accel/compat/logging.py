@@ -1,0 +1,6 @@
+"""Accelerate's ``logging`` module."""
+
+from notebook_accel.compat.doors import door as _door
+from notebook_accel.runtime.logs import MultiProcessAdapter, get_logger
+
+__getattr__ = _door(__name__)

@@ -1,0 +1,6 @@
+"""Accelerate's ``optimizer`` module."""
+
+from notebook_accel.compat.doors import door as _door
+from notebook_accel.runtime.optimizer import PreparedOptimizer as AcceleratedOptimizer
+
+__getattr__ = _door(__name__)

@@ -1,0 +1,8 @@
+"""Accelerate's ``state`` module."""
+
+from notebook_accel.compat.doors import door as _door
+from notebook_accel.config.environment import parse_choice_from_env, parse_flag_from_env
+from notebook_accel.config.kinds import DistributedType, DynamoBackend
+from notebook_accel.runtime.faces import AcceleratorState, GradientState, PartialState
+
+__getattr__ = _door(__name__)

@@ -1,0 +1,19 @@
+"""Accelerate's ``utils`` package: everything that its modules name, in one place."""
+
+from typing import Any
+
+from . import imports as _imports
+from .constants import *
+from .dataclasses import *
+from .environment import *
+from .imports import *
+from .memory import *
+from .operations import *
+from .other import *
+from .random import *
+from .tqdm import tqdm
+from .versions import *
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_imports, name)

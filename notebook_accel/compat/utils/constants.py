@@ -1,0 +1,18 @@
+"""Accelerate's ``utils.constants`` module: names of files."""
+
+from notebook_accel.compat.doors import door as _door
+
+MODEL_NAME = "pytorch_model"
+SAFE_MODEL_NAME = "model"
+WEIGHTS_NAME = f"{MODEL_NAME}.bin"
+SAFE_WEIGHTS_NAME = f"{SAFE_MODEL_NAME}.safetensors"
+WEIGHTS_INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
+SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
+OPTIMIZER_NAME = "optimizer"
+SCHEDULER_NAME = "scheduler"
+SAMPLER_NAME = "sampler"
+SCALER_NAME = "scaler.pt"
+RNG_STATE_NAME = "random_states"
+PROFILE_PATTERN_NAME = "profile_{suffix}.json"
+
+__getattr__ = _door(__name__)

@@ -1,0 +1,27 @@
+"""Accelerate's ``utils.dataclasses`` module."""
+
+from notebook_accel.compat.doors import door as _door
+from notebook_accel.config.dynamo import TorchDynamoPlugin
+from notebook_accel.config.handlers import (
+    AutocastKwargs,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ProfileKwargs,
+)
+from notebook_accel.config.kinds import (
+    ComputeEnvironment,
+    CustomDtype,
+    DistributedType,
+    DynamoBackend,
+    FP8BackendType,
+    LoggerType,
+    PrecisionType,
+    RNGType,
+)
+from notebook_accel.config.project import ProjectConfiguration
+from notebook_accel.errors import DistributedOperationException
+
+__getattr__ = _door(__name__)

@@ -1,0 +1,18 @@
+"""Accelerate's ``utils.other`` module."""
+
+from notebook_accel.compat.doors import door as _door
+from notebook_accel.config.environment import clear_environment, patch_environment
+from notebook_accel.runtime.modules import (
+    compile_regions,
+    convert_bytes,
+    extract_model_from_parallel,
+    get_pretty_name,
+    is_port_in_use,
+    merge_dicts,
+    recursive_getattr,
+    save,
+)
+from notebook_accel.runtime.operations import wait_for_everyone
+from notebook_accel.strategies.compiled import has_compiled_regions, is_compiled_module
+
+__getattr__ = _door(__name__)

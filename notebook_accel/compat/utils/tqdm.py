@@ -1,0 +1,6 @@
+"""Accelerate's ``utils.tqdm`` module."""
+
+from notebook_accel.compat.doors import door as _door
+from notebook_accel.runtime.bars import tqdm as tqdm
+
+__getattr__ = _door(__name__)

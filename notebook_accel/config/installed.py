@@ -1,0 +1,102 @@
+"""Which optional packages are installed; looking imports none of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+from collections.abc import Callable
+from importlib import metadata
+
+from notebook_accel.errors import ConfigError
+
+_COMPARE = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_PACKAGES = {
+    "aim": ("aim",),
+    "amdsmi": ("amdsmi",),
+    "bnb": ("bitsandbytes",),
+    "boto3": ("boto3",),
+    "clearml": ("clearml",),
+    "comet_ml": ("comet_ml",),
+    "datasets": ("datasets",),
+    "deepspeed": ("deepspeed",),
+    "dvclive": ("dvclive",),
+    "import_timer": ("import_timer",),
+    "lomo": ("lomo_optim",),
+    "matplotlib": ("matplotlib",),
+    "megatron_lm": ("megatron",),
+    "mlflow": ("mlflow",),
+    "msamp": ("msamp",),
+    "pandas": ("pandas",),
+    "peft": ("peft",),
+    "pynvml": ("pynvml",),
+    "pytest": ("pytest",),
+    "sagemaker": ("sagemaker",),
+    "schedulefree": ("schedulefree",),
+    "swanlab": ("swanlab",),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "timm": ("timm",),
+    "torch_xla": ("torch_xla",),
+    "torchao": ("torchao",),
+    "torchdata": ("torchdata",),
+    "torchdata_stateful_dataloader": ("torchdata.stateful_dataloader",),
+    "torchvision": ("torchvision",),
+    "trackio": ("trackio",),
+    "transformer_engine": ("transformer_engine",),
+    "transformers": ("transformers",),
+    "triton": ("triton",),
+    "wandb": ("wandb",),
+}
+
+
+def is_installed(package: str) -> bool:
+    """Tell whether ``package`` (or a module in it) could be imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that should hold the module
+        return False
+
+
+def availability(name: str) -> Callable[[], bool] | None:
+    """Give the function ``is_{name}_available``; None for a package that nobody asks about."""
+    packages = _PACKAGES.get(name)
+    if packages is None:
+        return None
+
+    def available() -> bool:
+        return any(map(is_installed, packages))
+
+    available.__name__ = available.__qualname__ = f"is_{name}_available"
+    available.__doc__ = f"Tell whether {' or '.join(packages)} is installed."
+    return available
+
+
+def compare_versions(library_or_version: str, operation: str, requirement_version: str) -> bool:
+    """Compare an installed package's version, or a version, with another: ``("torch", ">=", "2")``.
+
+    Errors: ConfigError (a ValueError) for an operation that is none of ">", ">=", "<", "<=", "==",
+    "!=".
+    """
+    if operation not in _COMPARE:
+        raise ConfigError(
+            f"compare_versions got {operation!r}.",
+            "versions can be compared by " + ", ".join(_COMPARE) + ".",
+            f'write compare_versions({library_or_version!r}, ">=", {requirement_version!r}).',
+        )
+    from packaging.version import parse
+
+    given = library_or_version
+    if not given[:1].isdigit():
+        given = metadata.version(given)
+    return bool(_COMPARE[operation](parse(parse(given).base_version), parse(requirement_version)))
+
+
+def is_torch_version(operation: str, version: str) -> bool:
+    """Compare the installed torch's version: ``is_torch_version(">=", "2.4")``."""
+    return compare_versions("torch", operation, version)
