@@ -26,6 +26,7 @@ VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
 ENVIRONMENT_READERS = {
     "cli/env.py",  # prints it
     "config/dynamo.py",  # how models are compiled, by Accelerate's names
+    "config/environment.py",  # reads and lends variables for scripts that ask for it
     "config/placement.py",  # a launch by torchrun
     "config/training.py",  # settings from the environment, by their known names
     "errors.py",  # NOTEBOOK_ACCEL_TRACE
@@ -134,7 +135,7 @@ def test_files_are_named_for_their_job() -> None:
     assert [
         name
         for name, words in parts.items()
-        if VAGUE & set(words[1:] if words[0] == "compat" else words)
+        if VAGUE & set(words[2:] if words[:2] == ("compat", "utils") else words)
     ] == []
 
 
@@ -154,6 +155,7 @@ BROUGHT = {
     "IPython": "ipywidgets",
     "comm": "ipywidgets",
     "numpy": "matplotlib",
+    "packaging": "matplotlib",
     "traitlets": "ipywidgets",
 }
 # Imported only where a person uses them; their absence is explained there.
