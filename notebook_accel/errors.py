@@ -14,6 +14,9 @@ Explained
 ├── NotHere (ImportError, NotImplementedError)  a part of Accelerate that comes later
 └── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
 
+UserWarning
+└── GuardRail                      something that nothing else would show is probably a mistake
+
 KeyboardInterrupt
 ├── StopRun                        raised inside a worker, at a step that all ranks agreed on
 └── RunInterrupted                 raised in the kernel; ``result`` is the partial result
@@ -119,6 +122,13 @@ class NotHere(Explained, ImportError, NotImplementedError):
 
 class NoSuchSeries(Explained, KeyError):
     """A history was asked for a series that no rank reported."""
+
+
+class GuardRail(UserWarning):
+    """A silent mistake, in all likelihood; see ``without_guards``.
+
+    In a test, ``warnings.simplefilter("error", GuardRail)`` makes errors of them.
+    """
 
 
 class StopRun(KeyboardInterrupt):

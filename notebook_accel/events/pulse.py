@@ -14,13 +14,13 @@ as a ``Landmark`` event; from then on its number is enough.
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
+from notebook_accel.events.lines import THE_PERSON, US, owner_of
 from notebook_accel.events.model import Frame, Landmark
 
 ENTERED, LEFT, KIND, LANDMARK, NUM_BYTES, NUM_BACKWARD = range(6)
@@ -48,8 +48,6 @@ _SPOKEN = {"_walk": "the loader", "__iter__": "the loader", "step": "optimizer.s
 # From ``enter`` over ``Engine.backward`` and ``Accelerator.backward`` to the person's line. Only a
 # known line is taken from there, so that a wrong guess costs time and nothing else.
 _LIKELY_DEPTH = 3
-_THE_PERSON, _US, _BETWEEN = range(3)  # who wrote a line; between: torch, calling or called
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclass(frozen=True)
@@ -142,12 +140,12 @@ class Pulse:
             code = frame.f_code
             owner = whose.get(id(code))
             if owner is None:
-                owner = whose[id(code)] = _owner(code.co_filename)
+                owner = whose[id(code)] = owner_of(code.co_filename)
                 self._kept.append(code)
-            if owner == _THE_PERSON:
+            if owner == THE_PERSON:
                 number = self._landmarks.get((id(code), frame.f_lasti))
                 return self._new(frame, call) if number is None else number
-            if owner == _US:
+            if owner == US:
                 call = code
             frame = frame.f_back
         return 0
@@ -159,10 +157,3 @@ class Pulse:
         name = "a collective" if call is None else call.co_name
         self._tell(Landmark(self._rank, number, _SPOKEN.get(name, name), frame))
         return number
-
-
-def _owner(filename: str) -> int:
-    if filename.startswith(_PACKAGE):
-        return _US
-    between = f"{os.sep}torch{os.sep}" in filename or filename.endswith("contextlib.py")
-    return _BETWEEN if between else _THE_PERSON

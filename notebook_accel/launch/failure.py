@@ -13,9 +13,9 @@ import re
 import sys
 import traceback
 from types import TracebackType
-from typing import Any
 
 from notebook_accel.errors import Explained, WorkerFailed
+from notebook_accel.events.lines import cell_number, place_of
 from notebook_accel.events.model import Failed, Frame
 
 # What torch's collectives say when the other end is gone: by type where there is one, else by text.
@@ -152,10 +152,7 @@ def _render(failed: Failed, color: bool) -> str:
 
 def place(frame: Frame) -> str:
     """Say where a line is, in the notebook's own terms if it is in a cell."""
-    cell = cell_number(frame.filename)
-    if cell is not None:
-        return f"Cell In[{cell}], line {frame.lineno}"
-    return f"File {frame.filename}:{frame.lineno}"
+    return place_of(frame.filename, frame.lineno)
 
 
 def users_own(frames: list[Frame]) -> list[Frame]:
@@ -186,29 +183,3 @@ def _around(frame: Frame, context: int = 2) -> str:
         arrow = "---->" if number == frame.lineno else "     "
         shown.append(f"{arrow} {number:>3} {lines[number - 1].rstrip()}")
     return "\n".join(shown)
-
-
-def cell_number(filename: str) -> int | None:
-    """Give the execution count of the cell that was compiled as ``filename``, if one was."""
-    shell: Any = _shell()
-    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
-    if names is None and "ipykernel" in filename:
-        names = _names_by_source(shell)
-    if names and filename in names:
-        return int(names[filename])
-    match = re.match(r"<ipython-input-(\d+)-", filename)
-    return int(match.group(1)) if match else None
-
-
-def _names_by_source(shell: Any) -> dict[str, int]:
-    """Find the file names of all cells where the compiler keeps none: IPython before 8."""
-    names = {}
-    for number, source in enumerate(shell.history_manager.input_hist_raw):
-        for text in (source, source + "\n"):  # the history has no newline at the end
-            names[shell.compile.get_code_name(text, text, number)] = number
-    return names
-
-
-def _shell() -> Any:
-    module = sys.modules.get("IPython")
-    return module.get_ipython() if module is not None else None

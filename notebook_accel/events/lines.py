@@ -1,0 +1,59 @@
+"""Lines of the person's code: which frame is theirs, and where a line is in their own terms."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from types import FrameType
+from typing import Any
+
+THE_PERSON, US, BETWEEN = range(3)  # who wrote a line; between: torch, calling or called
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def owner_of(filename: str) -> int:
+    """Tell who wrote the lines of ``filename``."""
+    if filename.startswith(_PACKAGE):
+        return US
+    between = f"{os.sep}torch{os.sep}" in filename or filename.endswith("contextlib.py")
+    return BETWEEN if between else THE_PERSON
+
+
+def persons_frame(frame: FrameType | None) -> FrameType | None:
+    """Find the innermost frame of the person's, from ``frame`` outwards."""
+    while frame is not None and owner_of(frame.f_code.co_filename) != THE_PERSON:
+        frame = frame.f_back
+    return frame
+
+
+def place_of(filename: str, line: int) -> str:
+    """Say where a line is: "Cell In[7], line 3" if it is in a cell."""
+    cell = cell_number(filename)
+    return f"Cell In[{cell}], line {line}" if cell is not None else f"File {filename}:{line}"
+
+
+def cell_number(filename: str) -> int | None:
+    """Give the execution count of the cell that was compiled as ``filename``, if one was."""
+    shell: Any = _shell()
+    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    if names is None and "ipykernel" in filename:
+        names = _names_by_source(shell)
+    if names and filename in names:
+        return int(names[filename])
+    match = re.match(r"<ipython-input-(\d+)-", filename)
+    return int(match.group(1)) if match else None
+
+
+def _names_by_source(shell: Any) -> dict[str, int]:
+    """Find the file names of all cells where the compiler keeps none: IPython before 8."""
+    names = {}
+    for number, source in enumerate(shell.history_manager.input_hist_raw):
+        for text in (source, source + "\n"):  # the history has no newline at the end
+            names[shell.compile.get_code_name(text, text, number)] = number
+    return names
+
+
+def _shell() -> Any:
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None
