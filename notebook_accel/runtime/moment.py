@@ -36,7 +36,7 @@ def take(parts: Parts, models: list[dict[str, Any]], device: torch.device) -> Sn
         optimizers=[one.state_dict() for one in wardrobe.optimizers],
         schedulers=[one.state_dict() for one in wardrobe.schedulers],
         scaler=None if parts.scaler is None else parts.scaler.state_dict(),
-        loaders=[one.state_dict() for one in wardrobe.loaders if hasattr(one, "state_dict")],
+        loaders=[one.state_dict() for one in wardrobe.loaders],
         custom=[one.state_dict() for one, _ in registered],
         each_rank=[i for i, (_, each) in enumerate(registered) if each],
         random=randomness.states(device),
@@ -52,8 +52,9 @@ def give_back(saved: Checkpoint, parts: Parts, world: World, load_kwargs: dict[s
     wardrobe, registered = parts.wardrobe, parts.registered
     optimizers = saved.shared("optimizers", len(wardrobe.optimizers), **load_kwargs)
     for optimizer, state in zip(wardrobe.optimizers, optimizers, strict=True):
-        # It was read lazily from the file, and on the CPU nobody else would copy it from there.
-        optimizer.load_state_dict(map_tensors(torch.clone, state))
+        if world.device.type == "cpu":  # read lazily: nobody else would copy it from the file
+            state = map_tensors(torch.clone, state)
+        optimizer.load_state_dict(state)
     schedulers = saved.shared("schedulers", len(wardrobe.schedulers), **load_kwargs)
     for scheduler, state in zip(wardrobe.schedulers, schedulers, strict=True):
         scheduler.load_state_dict(state)
@@ -80,7 +81,6 @@ def give_back(saved: Checkpoint, parts: Parts, world: World, load_kwargs: dict[s
 
 
 def _place_loaders(loaders: list[Any], states: list[dict[str, Any]]) -> None:
-    loaders = [one for one in loaders if hasattr(one, "state_dict")]
     if len(states) == len(loaders):
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)

@@ -1,0 +1,223 @@
+"""Stopped and resumed is never stopped: bit for bit on the same number of ranks.
+
+A run here has dropout, a shuffled loader, AdamW and a schedule: whatever is not restored shows.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_accel import Accelerator, notebook_launcher
+
+NUM_EPOCHS = 3
+BATCH = 2
+ROWS = 26  # 13 batches: an uneven last one among 2 ranks
+
+
+class Run:
+    """One training run, which can be saved and resumed at any batch."""
+
+    def __init__(self, seed: int, **loader: Any) -> None:
+        torch.manual_seed(0)
+        x = torch.randn(ROWS, 4)
+        y = (x[:, :1] + x[:, 1:2]).tanh()
+        rows = torch.arange(ROWS).unsqueeze(1)
+        torch.manual_seed(seed)
+        self.accelerator = Accelerator(cpu=True)
+        torch.manual_seed(seed + self.accelerator.process_index)  # ranks drop out differently
+        model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+        data = DataLoader(TensorDataset(x, y, rows), batch_size=BATCH, shuffle=True, **loader)
+        self.model, self.optimizer, self.schedule, self.loader = self.accelerator.prepare(
+            model, optimizer, schedule, data
+        )
+        self.losses: list[float] = []
+        self.orders: list[list[list[int]]] = []
+
+    def epoch(self, save_after: int | None = None, place: str = "") -> None:
+        """Train one pass over ``self.loader``, or stop in the middle of it and save."""
+        self.orders.append([])
+        for number, (x, y, rows) in enumerate(self.loader, 1):
+            loss = nn.functional.mse_loss(self.model(x), y)
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.schedule.step()
+            self.optimizer.zero_grad()
+            self.losses.append(loss.item())
+            self.orders[-1].append(rows.flatten().tolist())
+            if number == save_after:
+                self.accelerator.save_state(place)
+                return
+
+    def weights(self) -> list[float]:
+        state = self.accelerator.get_state_dict(self.model)
+        return [v for one in state.values() for v in one.flatten().tolist()]
+
+
+def never_stopped(**loader: Any) -> Run:
+    run = Run(1, **loader)
+    for _ in range(NUM_EPOCHS):
+        run.epoch()
+    return run
+
+
+def compare(whole: Run, resumed: Run, skipped: int) -> dict[str, bool]:
+    return {
+        "losses": resumed.losses == whole.losses[skipped:],
+        "order": [*chain(*resumed.orders)] == [*chain(*whole.orders)][skipped:],
+        "weights": resumed.weights() == whole.weights(),
+        "rate": resumed.schedule.get_last_lr() == whole.schedule.get_last_lr(),
+        "numbers": len(resumed.losses) > 0,
+    }
+
+
+def resume_everywhere(folder: str) -> dict[str, dict[str, bool]]:
+    """Save at many places of a run, resume from each, and compare with the run never stopped."""
+    said = {}
+    for name, loader in {"plain": {}, "workers": {"num_workers": 1}}.items():
+        whole = never_stopped(**loader)
+        per_epoch = len(whole.loader)
+        for epoch, batch in [(1, 0), (0, 2), (1, 1), (2, per_epoch - 1), (1, per_epoch)]:
+            if name == "workers" and (epoch, batch) != (1, 1):
+                continue
+            stopped = Run(1, **loader)
+            for _ in range(epoch):
+                stopped.epoch()
+            place = f"{folder}/{name}-{epoch}-{batch}"
+            if batch:
+                stopped.epoch(batch, place)
+            else:
+                stopped.accelerator.save_state(place)
+            resumed = Run(2, **loader)  # another seed: nothing may depend on it
+            resumed.accelerator.load_state(place)
+            for _ in range(epoch, NUM_EPOCHS):
+                resumed.epoch()
+            skipped = epoch * per_epoch + batch
+            said[f"{name} {epoch} {batch}"] = compare(whole, resumed, skipped)
+    return said
+
+
+PLACES = ["plain 1 0", "plain 0 2", "plain 1 1", "plain 2 last", "plain 1 end", "workers 1 1"]
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def comparisons(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    folder = str(tmp_path_factory.mktemp("resume"))
+    run = notebook_launcher(resume_everywhere, (folder,), request.param, device="cpu")
+    return [list(run[rank].values()) for rank in range(request.param)]
+
+
+@pytest.mark.parametrize("place", range(len(PLACES)), ids=PLACES)
+def test_resumed_is_never_stopped(comparisons: list[list[dict]], place: int) -> None:
+    assert [one for said in comparisons for one, same in said[place].items() if not same] == []
+
+
+def shuffles(folder: str) -> dict[str, Any]:
+    """SV04 and SV05, as they were reported."""
+
+    def loader_of(items: int) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        accelerator = Accelerator(cpu=True)
+        loader = DataLoader(torch.arange(items), batch_size=2, shuffle=True)
+        return accelerator, accelerator.prepare(loader)
+
+    def read(loader: Any) -> list[list[int]]:
+        return [batch.tolist() for batch in loader]
+
+    said: dict[str, Any] = {}
+    accelerator, loader = loader_of(8)
+    said["first"] = read(loader)
+    accelerator.save_state(f"{folder}/boundary")
+    said["second"] = read(loader)
+    accelerator, loader = loader_of(8)
+    accelerator.load_state(f"{folder}/boundary")
+    said["resumed second"] = read(loader)
+
+    accelerator, loader = loader_of(12)
+    read(loader)
+    second = []
+    for batch in loader:
+        second.append(batch.tolist())
+        if len(second) == 2:
+            accelerator.save_state(f"{folder}/middle")
+    said["rest"], said["third"] = second[2:], read(loader)
+    accelerator, loader = loader_of(12)
+    accelerator.load_state(f"{folder}/middle")
+    said["skipped rest"] = read(loader.skipping(2))
+    said["skipped third"] = read(loader)
+    accelerator, loader = loader_of(12)
+    accelerator.load_state(f"{folder}/middle")
+    said["resumed rest"] = read(loader)
+    said["resumed third"] = read(loader)
+    return said
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = str(tmp_path_factory.mktemp("shuffles"))
+    run = notebook_launcher(shuffles, (folder,), 2, device="cpu")
+    return [run[0], run[1]]
+
+
+def test_a_resume_between_epochs_reads_the_next_epochs_order(orders: list[dict]) -> None:
+    """SV04."""
+    for said in orders:
+        assert said["resumed second"] == said["second"] != said["first"]
+
+
+@pytest.mark.parametrize("way", ["resumed", "skipped"])
+def test_a_resume_inside_an_epoch_reads_the_rest_and_then_the_next_order(
+    orders: list[dict], way: str
+) -> None:
+    """SV05: by load_state alone, and by load_state and skip_first_batches."""
+    for said in orders:
+        assert said[f"{way} rest"] == said["rest"] != []
+        assert said[f"{way} third"] == said["third"]
+
+
+def changes_the_world(folder: str, save: bool) -> Any:
+    """Train without dropout at a fixed effective batch of 4, stopping or resuming after epoch 1."""
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    x = torch.randn(24, 4)
+    y = (x[:, :1] + x[:, 1:2]).tanh()
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    batch = 4 // accelerator.num_processes
+    loader = DataLoader(TensorDataset(x, y), batch_size=batch, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if not save:
+        nn.init.zeros_(accelerator.unwrap_model(model).weight)
+        accelerator.load_state(folder)
+    losses = []
+    for epoch in range(0 if save else 1, 2):
+        for inputs, targets in loader:
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(accelerator.gather(loss).mean().item())
+        if save and epoch == 0:
+            accelerator.save_state(folder)
+    return losses
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, 2), (2, 1), (2, 4)])
+def test_a_run_goes_on_alike_on_another_number_of_ranks(
+    tmp_path: Path, saved_by: int, loaded_by: int
+) -> None:
+    whole = notebook_launcher(
+        changes_the_world, (str(tmp_path / "a"), True), saved_by, device="cpu"
+    )[0]
+    rest = notebook_launcher(
+        changes_the_world, (str(tmp_path / "a"), False), loaded_by, device="cpu"
+    )[0]
+    assert len(whole) == 12 and rest == pytest.approx(whole[6:], abs=1e-6)
