@@ -17,9 +17,11 @@ _WHERE = {
     "ConfigError": "errors",
     "DDPCommunicationHookType": "config.handlers",
     "DistributedDataParallelKwargs": "config.handlers",
+    "DistributedType": "config.kinds",
     "GradScalerKwargs": "config.handlers",
     "InitProcessGroupKwargs": "config.handlers",
     "LaunchError": "errors",
+    "PartialState": "runtime.faces",
     "ProfileKwargs": "config.handlers",
     "RunInterrupted": "errors",
     "RunResult": "launch.result",
@@ -29,10 +31,12 @@ _WHERE = {
     "WorkerFailed": "errors",
     "debug_launcher": "launch.launcher",
     "find_executable_batch_size": "runtime.memory",
+    "is_rich_available": "config.installed",
     "load_weights": "checkpoint.weights",
     "notebook_launcher": "launch.launcher",
     "set_seed": "ranks.seeding",
     "shutdown": "launch.forkserver",
+    "synchronize_rng_states": "runtime.operations",
 }
 
 # Accelerate's modules (notebook_accel.utils, .state, ...) lie in a folder of their own.
@@ -68,6 +72,8 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs,
         ProfileKwargs,
     )
+    from notebook_accel.config.installed import is_rich_available
+    from notebook_accel.config.kinds import DistributedType
     from notebook_accel.errors import (
         CheckpointError,
         ConfigError,
@@ -83,7 +89,9 @@ if TYPE_CHECKING:
     from notebook_accel.launch.result import RunResult
     from notebook_accel.ranks.seeding import set_seed
     from notebook_accel.runtime.accelerator import Accelerator
+    from notebook_accel.runtime.faces import PartialState
     from notebook_accel.runtime.memory import find_executable_batch_size
+    from notebook_accel.runtime.operations import synchronize_rng_states
 
 
 def __getattr__(name: str) -> Any:

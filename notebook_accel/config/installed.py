@@ -77,6 +77,11 @@ def availability(name: str) -> Callable[[], bool] | None:
     return available
 
 
+def is_rich_available() -> bool:
+    """Tell whether rich draws tracebacks; nothing here asks it to."""
+    return False
+
+
 def compare_versions(library_or_version: str, operation: str, requirement_version: str) -> bool:
     """Compare an installed package's version, or a version, with another: ``("torch", ">=", "2")``.
 

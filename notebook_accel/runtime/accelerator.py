@@ -36,7 +36,9 @@ from notebook_accel.ranks.world import World
 from notebook_accel.runtime.accumulation import Accumulation
 from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.explain import Explaining
 from notebook_accel.runtime.faces import faces_of
+from notebook_accel.runtime.guards import Guards
 from notebook_accel.runtime.keeping import Keeping
 from notebook_accel.runtime.live import LiveEvents
 from notebook_accel.runtime.memory import clear_device_cache
@@ -49,7 +51,7 @@ from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
 
-class Accelerator(AmongRanks, Showing, Keeping, Profiling, Recording):
+class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording):
     """Makes an ordinary training loop run on whatever there is: one process or many.
 
     ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
@@ -122,6 +124,7 @@ class Accelerator(AmongRanks, Showing, Keeping, Profiling, Recording):
             step_scheduler_with_optimizer,
             1 if schedule_in_updates else self._engine.layout.data_size,
         )
+        self._guards = Guards(self._world, self._engine, self._clock)
         self.project_configuration = project_config or ProjectConfiguration()
         if project_dir is not None and self.project_configuration.project_dir is None:
             self.project_configuration.set_directories(project_dir)
@@ -178,6 +181,7 @@ class Accelerator(AmongRanks, Showing, Keeping, Profiling, Recording):
         dressed = self._wardrobe.dress(objects, device_placement)
         for one in dressed:
             self._compile(one)
+        self._guards.prepared(objects, dressed, self._wardrobe)
         return dressed[0] if len(dressed) == 1 else tuple(dressed)
 
     def prepare_model(
@@ -219,10 +223,9 @@ class Accelerator(AmongRanks, Showing, Keeping, Profiling, Recording):
             self._check_process()
         if self._live is not None:
             self._live.note(loss, sys._getframe(1))
-        clock = self._clock
-        clock.backward()
-        if clock.divisor != 1:
-            loss = loss / clock.divisor
+        divisor = self._clock.backward()
+        if divisor != 1:
+            loss = loss / divisor
         self._engine.backward(loss, **kwargs)
 
     def accumulate(self, *models: nn.Module) -> Accumulation:

@@ -5,11 +5,14 @@ Each function asks the ranks that are there (``PartialState``), which join if no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from notebook_accel.config.kinds import RNGType
+from notebook_accel.config.wishes import choose
 from notebook_accel.ranks import collectives, watch
 from notebook_accel.runtime.faces import PartialState
 
@@ -76,6 +79,39 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     if state.num_processes > 1:
         watch.broadcast_object_list(object_list, src=from_process)
     return object_list
+
+
+def synchronize_rng_states(
+    rng_types: Iterable[str | RNGType], generator: torch.Generator | None = None
+) -> None:
+    """Give every rank rank 0's state of the given sources of random numbers.
+
+    They are "torch", "generator" (``generator``'s), or a device's ("cuda", "xpu", ...).
+
+    Ranks: all ranks call it.
+    Errors: ConfigError for an unknown source.
+    """
+    for one in rng_types:
+        synchronize_rng_state(RNGType(choose(one, "rng_types", RNGType.list())), generator)
+
+
+def synchronize_rng_state(
+    rng_type: RNGType | None = None, generator: torch.Generator | None = None
+) -> None:
+    """Give every rank rank 0's state of one source of random numbers.
+
+    Ranks: all ranks call it.
+    """
+    world = PartialState()._world
+    if rng_type == RNGType.TORCH:
+        torch.set_rng_state(collectives.broadcast(torch.get_rng_state(), world))
+    elif rng_type == RNGType.GENERATOR:
+        if generator is not None:
+            generator.set_state(collectives.broadcast(generator.get_state(), world))
+    elif rng_type is not None and rng_type.value == world.device.type:
+        module = torch.get_device_module(world.device)
+        state = module.get_rng_state(world.device)
+        module.set_rng_state(collectives.broadcast(state, world), world.device)
 
 
 def wait_for_everyone() -> None:

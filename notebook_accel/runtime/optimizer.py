@@ -76,6 +76,12 @@ class PreparedOptimizer(Optimizer):
         if self._spent or not self._clock.pending:
             self._engine.zero_grad(self.inner, set_to_none)
             self._spent = False
+            self._settled = False
+
+    def abandon(self) -> None:
+        """Clear gradients that no step will use, also in an open window."""
+        self._spent = True
+        self.zero_grad()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update parameters if this micro-batch closes its window; give the closure's loss.
@@ -125,8 +131,8 @@ class PreparedScheduler(LRScheduler):
         self.inner = inner
         self._optimizers = optimizers
         self._clock = clock
-        self._per_step = per_step
-        self._with_optimizer = with_optimizer and not isinstance(inner, ReduceLROnPlateau)
+        self.per_step = per_step
+        self.follows_optimizer = with_optimizer and not isinstance(inner, ReduceLROnPlateau)
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":
@@ -138,13 +144,13 @@ class PreparedScheduler(LRScheduler):
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advance the schedule by what one optimizer step is worth."""
-        if not self._with_optimizer:
+        if not self.follows_optimizer:
             self.inner.step(*args, **kwargs)
             return
         if not self._clock.sync or any(one.step_was_skipped for one in self._optimizers):
             return
         total = getattr(self.inner, "total_steps", None)
-        for _ in range(self._per_step):
+        for _ in range(self.per_step):
             if total is None or self.inner.last_epoch < total - 1:
                 self.inner.step(*args, **kwargs)
 

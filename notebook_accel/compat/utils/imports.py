@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from notebook_accel.compat.doors import door as _make_door
-from notebook_accel.config.installed import availability
+from notebook_accel.config.installed import availability, is_rich_available
 
 _door = _make_door(__name__)
 _DEVICES = ("hpu", "mlu", "musa", "npu", "sdaa", "xpu")
@@ -38,11 +38,6 @@ def is_fp16_available() -> bool:
 
 def is_fp8_available() -> bool:
     """Tell whether forward passes can run in eight bits here."""
-    return False
-
-
-def is_rich_available() -> bool:
-    """Tell whether tracebacks are drawn by rich; they never are."""
     return False
 
 
