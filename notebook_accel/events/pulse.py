@@ -35,13 +35,14 @@ KINDS = (
     "all_reduce",
     "broadcast",
     "broadcast_object_list",
+    "scatter",
     "backward",
     "forward",
 )
 BACKWARD = KINDS.index("backward")
 FORWARD = KINDS.index("forward")
 # Kinds that some ranks can leave while others are still on their way in.
-ONE_TO_ALL = {"broadcast", "broadcast_object_list", "forward"}
+ONE_TO_ALL = {"broadcast", "broadcast_object_list", "scatter", "forward"}
 
 # What the person's line calls, where its name says nothing to them.
 _SPOKEN = {"_walk": "the loader", "__iter__": "the loader", "step": "optimizer.step"}

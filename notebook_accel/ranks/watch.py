@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from notebook_accel.events import context
 from notebook_accel.events.pulse import FORWARD, KINDS, Pulse
+from notebook_accel.ranks.hooks import Hook
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -37,8 +38,8 @@ def watch_forward(model: nn.Module, own: Pulse) -> None:
         if not torch.compiler.is_compiling():
             own.leave()
 
-    model.register_forward_pre_hook(forward)
-    model.register_forward_hook(leave)
+    model.register_forward_pre_hook(Hook(forward))
+    model.register_forward_hook(Hook(leave))
 
 
 def _watched(call: _Call) -> _Call:
@@ -63,3 +64,4 @@ all_reduce = _watched(dist.all_reduce)
 barrier = _watched(dist.barrier)
 broadcast = _watched(dist.broadcast)
 broadcast_object_list = _watched(dist.broadcast_object_list)
+scatter = _watched(dist.scatter)
