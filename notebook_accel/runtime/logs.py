@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.training import log_level_from_env
 from notebook_accel.ranks.place import placement_here
 from notebook_accel.ranks.world import World
 
 
-class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:  # Python 3.10 knows the class, but not its parameter
+    _Adapter = logging.LoggerAdapter
+
+
+class MultiProcessAdapter(_Adapter):
     """A logger whose calls take ``main_process_only`` (the default) and ``in_order``.
 
     With ``main_process_only=False`` every rank logs its line; ``in_order=True`` makes them wait for

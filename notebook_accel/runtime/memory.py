@@ -29,15 +29,17 @@ class BatchArguments(RuntimeMisuse, TypeError):
 def clear_device_cache(garbage_collection: bool = False) -> None:
     """Give cached memory of the accelerator back to the system, after a garbage collection if so.
 
-    On the CPU there is no cache to clear.
+    On the CPU, and where no device is open, there is no cache to clear; none is opened for it.
     """
     if garbage_collection:
         gc.collect()
-    device = torch.accelerator.current_accelerator()
-    if device is not None and torch.accelerator.is_available():
-        module = torch.get_device_module(device)
-        if hasattr(module, "empty_cache"):
-            module.empty_cache()
+    device = torch.accelerator.current_accelerator()  # of this build of torch: asks no driver
+    if device is None:
+        return
+    module = torch.get_device_module(device)
+    is_open = getattr(module, "is_initialized", torch.accelerator.is_available)
+    if is_open() and hasattr(module, "empty_cache"):
+        module.empty_cache()
 
 
 def release_memory(*objects: Any) -> list[None]:

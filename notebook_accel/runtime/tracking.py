@@ -141,5 +141,8 @@ def _wishes(log_with: Any) -> Iterator[str | GeneralTracker]:
         return
     many = log_with if isinstance(log_with, (list, tuple, set)) else [log_with]
     for one in many:
-        # An enum of strings (LoggerType) counts by its value.
-        yield one if isinstance(one, GeneralTracker) else str(getattr(one, "value", one)).lower()
+        if isinstance(one, GeneralTracker):
+            yield one
+        else:
+            name = str(getattr(one, "value", one))  # an enum of strings counts by its value
+            yield name if name in _registered else name.lower()

@@ -41,6 +41,10 @@ class Color(enum.Enum):
     RED = "red"
 
 
+class Kind(str, enum.Enum):
+    JSONL = "jsonl"
+
+
 @dataclasses.dataclass
 class Inner:
     depth: int = 2
@@ -294,6 +298,8 @@ def test_a_registered_tracker_is_known_by_name(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tracking, "_registered", {})
     assert register_tracker_class(Mine) is Mine
     assert "mine" in get_available_trackers()
+    register_tracker_class(type("Loud", (Mine,), {"name": "LOUD"}))
+    assert [one.name for one in filter_trackers(["LOUD", Kind.JSONL], ".")] == ["LOUD", "jsonl"]
     accelerator = Accelerator(cpu=True, log_with="mine")
     accelerator.init_trackers("project", init_kwargs={"mine": {"color": "red"}})
     assert accelerator.get_tracker("mine", unwrap=True) == ["project", "red"]

@@ -150,5 +150,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Give those of ``values`` that are numbers."""
-    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
+    """Give those of ``values`` that are numbers, whatever library made them."""
+    known = {name: plain(value) for name, value in values.items()}
+    return {name: value for name, value in known.items() if isinstance(value, (int, float))}

@@ -81,7 +81,7 @@ class CSVTracker(GeneralTracker):
     def start(self) -> None:
         """Make the directory, and go on with a file that is there."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
+        if self.path.exists() and self.path.stat().st_size:
             with self.path.open(newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader(file), self._columns)
         else:
