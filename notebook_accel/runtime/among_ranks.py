@@ -21,6 +21,7 @@ from notebook_accel.events.context import Flags
 from notebook_accel.ranks import collectives
 from notebook_accel.ranks.stop import StopAgreement
 from notebook_accel.ranks.world import World
+from notebook_accel.runtime.guards import check_gather
 from notebook_accel.runtime.turns import Turns
 
 
@@ -75,6 +76,7 @@ class AmongRanks(Turns):
         Ranks:  all ranks call it, with equal shapes.
         """
         self._boundary()
+        check_gather(tensor, self._passes.current, self._world.rank)
         return collectives.gather(tensor, self._world)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
