@@ -161,6 +161,7 @@ def _child_is_spoiled(torch: Any) -> bool:
 def prepare(method: str) -> None:
     """Do once what the start method needs: warm imports here, or a forkserver on its way."""
     if method == "forkserver":
+        surroundings()  # explains a removed directory, in which a server could not start either
         forkserver.running()
     warm() if method == "fork" else importlib.import_module("torch")
 

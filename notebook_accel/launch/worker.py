@@ -70,7 +70,8 @@ def _cut_ties(seat: Seat, inherited: list[int]) -> None:
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # DataLoader workers and subprocesses inherit it
-    signal.signal(signal.SIGTERM, _stop_once(os.getpid()))
+    signal.signal(signal.SIGTERM, _stop_once)
+    _let_children_die()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     die_with_parent(seat.parent)
     for fd in inherited:
@@ -87,16 +88,31 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)  # it ended between the fork and the line above
 
 
-def _stop_once(worker: int) -> Callable[[int, Any], None]:
-    def stop(number: int, frame: Any) -> None:
-        if os.getpid() != worker:  # a DataLoader worker inherited this handler: die as asked
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
-        signal.signal(number, signal.SIG_IGN)
-        raise StopRun("the run was stopped")
+def _stop_once(number: int, frame: Any) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise StopRun("the run was stopped")
 
-    return stop
+
+def _let_children_die() -> None:
+    """Let processes that this one forks die of SIGTERM, from their first moment on.
+
+    They would inherit the handler, and Python forgets a signal that reaches it while a new child
+    is settling in: the pool that sent it would wait for ever.
+    """
+    held = threading.local()
+
+    def hold() -> None:
+        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+
+    def reset() -> None:
+        if signal.getsignal(signal.SIGTERM) is _stop_once:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=reset)
 
 
 def _blind_sockets(keep: set[int]) -> None:
@@ -123,6 +139,9 @@ def _forget_exit_functions() -> None:
         processes._finalizer_registry.clear()
         sys.modules["multiprocessing.process"]._children.clear()
         atexit.register(processes._exit_function)
+    executors = sys.modules.get("concurrent.futures.thread")
+    if executors is not None:  # when forked from such a thread, it would wait for itself
+        executors._threads_queues.clear()
 
 
 def _settle(seat: Seat) -> None:

@@ -35,9 +35,11 @@ FINE = {
     "stdout is closed": "def train():\n    sys.stdout.close(); return 1",
     "a child of fork returns too": "def train():\n    return 1 if os.fork() else 2",
     "an event loop": "import asyncio\ndef train():\n    return asyncio.run(asyncio.sleep(0, 1))",
-    "a process pool": (
+    "pools that are ended at once": (
         "import multiprocessing as mp\ndef one(x):\n    return 1\ndef train():\n"
-        "    with mp.get_context('fork').Pool(2) as pool:\n        return pool.map(one, [0])[0]"
+        "    for _ in range(15):  # a pool is ended while its last process is being born\n"
+        "        with mp.get_context('fork').Pool(2) as pool:\n"
+        "            value = pool.map(one, [0])[0]\n    return value"
     ),
     "a loader left in the middle of an iteration": (
         "def train():\n    global kept\n"
@@ -105,6 +107,7 @@ def test_a_value_that_the_kernel_cannot_read_is_reported(kernel, method):
     assert "what rank 0 returned could not be read here: OSError('not here')" in reply.traceback
 
 
+@pytest.mark.slow
 def test_an_exit_function_that_does_not_end_is_cut_off_with_a_note(kernel):
     reply = run(
         kernel, "import atexit\ndef train():\n    atexit.register(time.sleep, 60); return 1", "fork"

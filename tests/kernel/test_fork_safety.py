@@ -36,6 +36,7 @@ def train():
 @pytest.fixture(scope="module")
 def used_kernel():
     env = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "2")
+    env["OMP_WAIT_POLICY"] = "PASSIVE"  # waiting threads sleep: there are more of them than cores
     with Kernel(env) as kernel:
         for code in (USED, PRELUDE, BUSY):
             reply = kernel.run(code)

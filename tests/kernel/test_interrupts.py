@@ -73,7 +73,7 @@ def test_interrupts_at_random_moments_stop_all_ranks_at_the_same_step(kernel, tm
         reply, step = interrupted(
             kernel,
             tmp_path / str(attempt),
-            moments.uniform(0, 1.5),
+            moments.uniform(0, 1),
             more=f", start_method={moments.choice(['fork', 'forkserver'])!r}",
             work_s=moments.choice([0.0, 0.0, 0.01, 0.1]),
         )

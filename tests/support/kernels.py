@@ -146,19 +146,18 @@ class Kernel:
         """Run a cell to its end."""
         return self.finish(self.start(code), timeout_s, after_s)
 
-    def wait_for_output(self, message_id: str, text: str, timeout_s: float = 30.0) -> str:
-        """Wait until a cell has printed ``text`` and give all that came; it may have returned."""
+    def wait_for_output(self, message_id: str, *texts: str, timeout_s: float = 30.0) -> None:
+        """Wait until a cell has printed all ``texts``, also one that has returned."""
         seen = ""
         deadline = time.monotonic() + timeout_s
-        while text not in seen:
+        while not all(text in seen for text in texts):
             try:
                 message = self._client.get_iopub_msg(timeout=max(0.01, deadline - time.monotonic()))
             except queue.Empty:
-                raise TimeoutError(f"{text!r} did not come within {timeout_s} s: {seen}") from None
+                raise TimeoutError(f"{texts} did not come within {timeout_s} s: {seen}") from None
             if message["parent_header"].get("msg_id") == message_id:
                 seen += message["content"].get("text", "")
                 seen += "\n".join(message["content"].get("traceback", []))
-        return seen
 
     def interrupt(self) -> None:
         """Do what the interrupt button does: SIGINT to the kernel's whole process group."""
