@@ -10,7 +10,6 @@ from notebook_accel.config.training import log_level_from_env
 from notebook_accel.ranks.place import placement_here
 from notebook_accel.ranks.world import World
 
-
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
 else:  # Python 3.10 knows the class, but not its parameter
