@@ -31,7 +31,7 @@ class Emitter:
         self._fd = fd
         self._pid = os.getpid()
         self._points: list[tuple[str, int, float]] = []
-        self._progress: Progress | None = None
+        self._where: tuple[Any, ...] = ()  # of the newest Progress
         self._unsent = b""
         self._stride = 1
         self._due = 0.0
@@ -44,9 +44,15 @@ class Emitter:
         if time.monotonic() >= self._due:
             self.flush()
 
-    def progress(self, progress: Progress) -> None:
-        """Note where the training loop is; only the newest note is sent."""
-        self._progress = progress
+    def stepped(self, step: int, means: list[tuple[str, float]], where: tuple[Any, ...]) -> None:
+        """Note the end of optimizer step ``step``: a point of each series, and where the loop is.
+
+        ``where`` is what makes a ``Progress``; only the newest is sent, so only that is made.
+        """
+        if step % self._stride == 0:
+            for name, value in means:
+                self._points.append((name, step, value))
+        self._where = where
         if time.monotonic() >= self._due:
             self.flush()
 
@@ -70,9 +76,9 @@ class Emitter:
         if self._points:
             self._queue(Metrics(self.rank, self._points))
             self._points = []
-        if self._progress is not None:
-            self._queue(self._progress)
-            self._progress = None
+        if self._where:
+            self._queue(Progress(*self._where))
+            self._where = ()
 
     def _queue(self, event: Any) -> None:
         body = pickle.dumps(event, protocol=5)

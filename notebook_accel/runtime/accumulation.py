@@ -32,9 +32,10 @@ class Accumulation:
         self._models = models
 
     def __enter__(self) -> None:
-        self._clock.advance(tuple(map(id, self._models)))
-        if not self._clock.sync:
-            for model in self._models:
+        clock, models = self._clock, self._models
+        clock.advance(id(models[0]) if len(models) == 1 else tuple(map(id, models)))
+        if not clock.sync and clock.keeps_apart:
+            for model in models:
                 self._engine.set_sync(model, False)
 
     def __exit__(
@@ -43,10 +44,10 @@ class Accumulation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self._clock.sync:
+        if not self._clock.sync and self._clock.keeps_apart:
             for model in self._models:
                 self._engine.set_sync(model, True)
         if kind is not None:
             self._clock.reset()
             for optimizer in self._optimizers:
-                self._engine.zero_grad(optimizer.inner)
+                optimizer.abandon()

@@ -10,40 +10,49 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from notebook_accel.config.accumulation import GradientAccumulationPlugin
 from notebook_accel.data.loader import Passes
 
 
 class Window:
     """The micro-batches of one optimizer step, as far as they have come."""
 
-    __slots__ = ("rescale", "size", "sync", "taken", "used")
+    __slots__ = ("size", "sync", "taken", "used")
 
     def __init__(self) -> None:
         self.size = 1
         self.taken = 0
         self.sync = True  # nothing open
-        self.rescale = 1.0
         self.used = False  # whether a backward has left gradients in it
 
 
 class Clock:
     """Counts micro-batches and optimizer steps of one Accelerator.
 
-    ``step`` is the number of finished optimizer steps. Different sets of models may be accumulated
-    side by side (a GAN): each set has its own window, and ``window`` is the one entered last.
+    ``step`` is the number of finished optimizer steps; ``sync`` whether gradients meet and
+    optimizers step now; ``rescale`` by how much summed gradients must be multiplied before anybody
+    looks at them. Different sets of models may be accumulated side by side (a GAN): each set has
+    its own window, and ``window`` is the one entered last.
     """
 
-    def __init__(self, num_steps: int, passes: Passes) -> None:
+    def __init__(
+        self, num_steps: int, passes: Passes, plugin: GradientAccumulationPlugin | None = None
+    ) -> None:
+        plugin = plugin or GradientAccumulationPlugin()
         self.num_steps = num_steps
         self.step = 0
         self.passes = passes
+        self.keeps_apart = not plugin.sync_each_batch
+        self._ends_with_loader = plugin.sync_with_dataloader
         self.reset()
 
     def reset(self) -> None:
         """Forget open windows, as if no micro-batch had come yet."""
         self._windows: dict[Hashable, Window] = {}
+        self._loose = False  # gradients were added while sync was driven from outside
         self.window: Window | None = None
         self.sync = True
+        self.rescale = 1.0
 
     @property
     def divisor(self) -> int:
@@ -51,38 +60,55 @@ class Clock:
         return self.num_steps if self.window is None else self.window.size
 
     @property
-    def rescale(self) -> float:
-        """By how much summed gradients must be multiplied before anybody looks at them."""
-        return 1.0 if self.window is None else self.window.rescale
+    def num_taken(self) -> int:
+        """How many micro-batches the window has so far."""
+        return self.num_steps if self.window is None else self.window.taken
 
     @property
     def pending(self) -> bool:
         """Whether gradients of earlier micro-batches wait for the rest of their window."""
-        return self.window is not None and self.window.used and self.window.size > 1
+        window = self.window
+        return self._loose if window is None else window.used and window.size > 1
 
     def advance(self, key: Hashable) -> None:
         """Take the next micro-batch of the models ``key``; opens a window if none is open."""
+        self.rescale = 1.0
+        if self.num_steps == 1 and not self._windows:  # every micro-batch is a window
+            self.sync = True
+            return
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = Window()
-        one = self.passes.current
+        one = self.passes.current if self._ends_with_loader else None
         if window.sync:
             left = None if one is None else one.left
             window.size = self.num_steps if left is None else min(self.num_steps, left)
-            window.taken, window.rescale, window.used = 0, 1.0, False
+            window.taken, window.used = 0, False
         window.taken += 1
         ends_here = one is not None and one.is_last
         window.sync = ends_here or window.taken >= window.size
-        if window.taken < window.size and ends_here:
-            window.rescale = window.size / window.taken
+        if ends_here and window.taken < window.size:
+            self.rescale = window.size / window.taken
         self.window = window
         self.sync = window.sync
 
-    def backward(self) -> None:
-        """Note that gradients were added."""
-        if self.window is not None:
-            self.window.used = True
+    def backward(self) -> int:
+        """Note that gradients are added; gives the divisor of their loss."""
+        window = self.window
+        if window is None:
+            if not self.sync:
+                self._loose = True
+            return self.num_steps
+        window.used = True
+        return window.size
+
+    def drive(self, sync: bool) -> None:
+        """Let somebody outside say whether the next step is one; windows then have no say in it."""
+        self.sync = sync
+        self.rescale = 1.0
 
     def stepped(self, num_steps: int) -> None:
         """Note that an optimizer has now made ``num_steps`` steps; the furthest one counts."""
-        self.step = max(self.step, num_steps)
+        self._loose = False
+        if num_steps > self.step:
+            self.step = num_steps

@@ -288,10 +288,7 @@ class GradientState:
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         """Say from outside whether the next step is one; windows then have no say in it."""
-        clock = self._clock
-        clock.sync = sync_gradients
-        if clock.window is not None:
-            clock.window.rescale = 1.0
+        self._clock.drive(sync_gradients)
 
     def _add_dataloader(self, dataloader: Any) -> None:
         """Loaders say themselves where they are: nothing to do."""

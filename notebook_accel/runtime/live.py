@@ -16,7 +16,6 @@ from torch import Tensor
 
 from notebook_accel.data.loader import Pass
 from notebook_accel.events.emitter import Emitter
-from notebook_accel.events.model import Progress
 
 RING_SIZE = 64
 
@@ -50,23 +49,28 @@ class LiveEvents:
         if series.count == 0:
             self._noted.append(series)
             series.total = value
+            series.count = 1
         else:
             series.total = series.total + value
-        series.count += 1
+            series.count += 1
 
     def stepped(self, step: int, one: Pass | None) -> None:
         """Send what the window that ends with optimizer step ``step`` brought."""
+        means = []
         for series in self._noted:
-            mean = series.total / series.count
+            means.append((series.name, series.total / series.count))
             series.count = 0
-            if self._ring is None:
-                self._emitter.metric(series.name, step, mean)
-            else:
-                self._send(self._ring.put(series.name, step, mean))
         self._noted.clear()
         if self._ring is not None:
+            for name, mean in means:
+                self._send(self._ring.put(name, step, mean))
             self._send(self._ring.take(wait=False))
-        self._emitter.progress(self._progress(step, one))
+            means = []
+        if one is None:
+            where: tuple[Any, ...] = (self._rank, step)
+        else:
+            where = (self._rank, step, one.epoch, one.taken, one.num_batches, one.loader.samples)
+        self._emitter.stepped(step, means, where)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Send named numbers at ``step``; whatever is no number is for trackers, not for curves."""
@@ -87,11 +91,6 @@ class LiveEvents:
     def _send(self, points: list[tuple[str, int, float]]) -> None:
         for name, step, value in points:
             self._emitter.metric(name, step, value)
-
-    def _progress(self, step: int, one: Pass | None) -> Progress:
-        if one is None:
-            return Progress(self._rank, step)
-        return Progress(self._rank, step, one.epoch, one.taken, one.num_batches, one.loader.samples)
 
 
 class _Series:

@@ -1,0 +1,32 @@
+"""How micro-batches make one optimizer step, in Accelerate's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from notebook_accel.config.handlers import KwargsHandler
+from notebook_accel.config.training import accumulation_steps
+
+
+@dataclass
+class GradientAccumulationPlugin(KwargsHandler):
+    """How micro-batches become optimizer steps.
+
+    ``num_steps`` micro-batches make one; None is what the launch or the environment says.
+    ``sync_with_dataloader`` ends a window with its loader, however short it is; without it windows
+    run on into the next pass, always divided by ``num_steps``. ``sync_each_batch`` averages
+    gradients over ranks after every micro-batch: more traffic, less memory. ``adjust_scheduler``
+    moves prepared schedulers as often as there were micro-batches, for a schedule that was sized
+    in micro-batches; None and False count updates.
+
+    Errors: ConfigError for a number of steps that cannot be.
+    """
+
+    num_steps: int | None = None
+    adjust_scheduler: bool | None = None
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_steps is not None:
+            self.num_steps = accumulation_steps(self.num_steps, {})
