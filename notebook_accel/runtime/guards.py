@@ -195,6 +195,10 @@ class Rehearsal:
             ]
 
     def _gradient(self, gradient: Tensor) -> None:
+        if self._steps_left == 0:  # not at once: hooks of the step are being walked through there
+            for handle in self._handles:
+                handle.remove()
+            return
         frame: FrameType | None = sys._getframe(1)
         self._rates.append(self._optimizer.param_groups[0]["lr"])
         if self._models is None:
@@ -224,10 +228,6 @@ class Rehearsal:
             self._steps_left -= 1
         for key in self._forwards:
             self._forwards[key] = False
-        if self._steps_left == 0:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
 
     def _check_accumulation(self, rates: list[float], person: FrameType | None) -> None:
         steps, window = self._clock.num_steps, self._clock.window
