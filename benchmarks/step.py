@@ -245,7 +245,8 @@ def _facts(asked: argparse.Namespace, there: bool) -> list[str]:
         "# What a training step costs beyond the bare loop",
         "",
         f"{date.today()}; Python {platform.python_version()}, torch {torch.__version__}{other}; "
-        f"{asked.rounds} rounds of {asked.steps} steps; CPU time relative to the bare loop, medians.",
+        f"{asked.rounds} rounds of {asked.steps} steps. "
+        "CPU time relative to the bare loop, medians of rounds.",
         "",
     ]
 

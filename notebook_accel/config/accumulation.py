@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from notebook_accel.config.handlers import KwargsHandler
 from notebook_accel.config.training import accumulation_steps
+from notebook_accel.errors import ConfigError
 
 
 @dataclass
@@ -30,3 +31,25 @@ class GradientAccumulationPlugin(KwargsHandler):
     def __post_init__(self) -> None:
         if self.num_steps is not None:
             self.num_steps = accumulation_steps(self.num_steps, {})
+
+
+def chosen_accumulation(
+    plugin: GradientAccumulationPlugin | None, steps: int | None
+) -> GradientAccumulationPlugin:
+    """Find the plugin of an Accelerator that was given ``plugin`` and ``steps``.
+
+    Errors: ConfigError if both say a number, and not the same.
+    """
+    if plugin is None:
+        return GradientAccumulationPlugin(num_steps=steps)
+    if steps is None:
+        return plugin
+    if plugin.num_steps is None:
+        return replace(plugin, num_steps=steps)
+    if accumulation_steps(steps, {}) not in (1, plugin.num_steps):
+        raise ConfigError(
+            f"gradient_accumulation_steps={steps} and a plugin with num_steps={plugin.num_steps}.",
+            "both say how many micro-batches make one optimizer step.",
+            "leave gradient_accumulation_steps out; the plugin's number counts.",
+        )
+    return plugin

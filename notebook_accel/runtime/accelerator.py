@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from notebook_accel.config import training
 from notebook_accel.config.absent import refuse_absent
+from notebook_accel.config.accumulation import GradientAccumulationPlugin, chosen_accumulation
 from notebook_accel.config.dynamo import TorchDynamoPlugin, chosen_plugin
 from notebook_accel.config.handlers import (
     AutocastKwargs,
@@ -81,6 +82,7 @@ class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording
         log_with: Any = None,
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: Iterable[KwargsHandler] | None = None,
         dynamo_backend: Any = None,
@@ -102,7 +104,8 @@ class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording
         worker = context.current()
         launch = {} if worker is None else worker.settings
         precision = training.mixed_precision(mixed_precision, launch)
-        num_steps = training.accumulation_steps(gradient_accumulation_steps, launch)
+        plugin = chosen_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps)
+        num_steps = training.accumulation_steps(plugin.num_steps, launch)
         flags = None if worker is None else worker.flags
         self._handlers = Handlers.of(kwargs_handlers)
         self._dynamo = chosen_plugin(dynamo_backend, dynamo_plugin)
@@ -115,7 +118,7 @@ class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording
             cast=self._handlers.kwargs(AutocastKwargs),
         )
         self._engine = build(self._handlers.strategy(strategy), self._world, numbers)
-        self._clock = Clock(num_steps, self._passes)
+        self._clock = Clock(num_steps, self._passes, plugin)
         self._wardrobe = Wardrobe(
             self._engine,
             self._clock,
@@ -130,7 +133,8 @@ class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording
             self.project_configuration.set_directories(project_dir)
         self._begin_keeping()
         self._choose_trackers(log_with)
-        self.state, self.gradient_state = faces_of(self, self._clock, None, precision, self._dynamo)
+        faces = faces_of(self, self._clock, plugin, precision, self._dynamo)
+        self.state, self.gradient_state = faces
         self._live: LiveEvents | None = None
         if worker is not None:
             owns_loss = self._engine.layout.loss_owner

@@ -44,6 +44,7 @@ class Clock:
         self.passes = passes
         self.keeps_apart = not plugin.sync_each_batch
         self._ends_with_loader = plugin.sync_with_dataloader
+        self._adjusts_schedulers = bool(plugin.adjust_scheduler)
         self.reset()
 
     def reset(self) -> None:
@@ -60,8 +61,10 @@ class Clock:
         return self.num_steps if self.window is None else self.window.size
 
     @property
-    def num_taken(self) -> int:
-        """How many micro-batches the window has so far."""
+    def schedule_steps(self) -> int:
+        """How far the step that is due moves a schedule: by one, or by its micro-batches."""
+        if not self._adjusts_schedulers:
+            return 1
         return self.num_steps if self.window is None else self.window.taken
 
     @property

@@ -232,7 +232,7 @@ class GradientState:
 
     @property
     def adjust_scheduler(self) -> bool:
-        """What the accumulation plugin says; schedulers count updates here, whatever it says."""
+        """Whether prepared schedulers count micro-batches instead of updates."""
         return bool(getattr(self._plugin, "adjust_scheduler", False))
 
     @property

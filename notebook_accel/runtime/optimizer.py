@@ -150,7 +150,7 @@ class PreparedScheduler(LRScheduler):
         if not self._clock.sync or any(one.step_was_skipped for one in self._optimizers):
             return
         total = getattr(self.inner, "total_steps", None)
-        for _ in range(self.per_step):
+        for _ in range(self.per_step * self._clock.schedule_steps):
             if total is None or self.inner.last_epoch < total - 1:
                 self.inner.step(*args, **kwargs)
 

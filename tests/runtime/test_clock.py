@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_accel import Accelerator
+from notebook_accel.config.accumulation import GradientAccumulationPlugin
 
 
 class Stream(IterableDataset):
@@ -162,3 +163,82 @@ def test_without_accumulate_every_step_steps() -> None:
         before = model.bias.item()
         optimizer.step()
         assert model.bias.item() != before
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0, 1, 0, 1, 1]),
+        ({"sync_with_dataloader": False}, [0, 1, 0, 1, 0]),
+        ({"sync_each_batch": True}, [0, 1, 0, 1, 1]),
+    ],
+)
+def test_the_plugin_says_when_gradients_meet(
+    stream: bool, options: dict[str, bool], expected: list[int]
+) -> None:
+    """GA02."""
+    plugin = GradientAccumulationPlugin(num_steps=2, **options)
+    accelerator = Accelerator(gradient_accumulation_plugin=plugin, cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    syncs = []
+    for _ in loader_of(accelerator, 5, stream):
+        with accelerator.accumulate(model):
+            syncs.append(accelerator.sync_gradients)
+    assert syncs == expected
+
+
+def test_windows_that_ignore_the_loader_run_on_into_the_next_pass() -> None:
+    plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False)
+    accelerator = Accelerator(gradient_accumulation_plugin=plugin, cpu=True)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    loader = loader_of(accelerator, 3)
+    seen = []
+    for _ in range(2):
+        for x in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(x).sum())
+                if accelerator.sync_gradients:
+                    seen.append(model.weight.grad.item())
+                optimizer.step()
+                optimizer.zero_grad()
+    assert seen == [0.5, 1.0, 1.5]  # (0+1)/2, (2+0)/2, (1+2)/2
+
+
+def test_an_adjusted_schedule_moves_as_often_as_there_were_micro_batches() -> None:
+    for adjust, expected in ((None, [1, 2, 3]), (True, [2, 4, 5])):
+        plugin = GradientAccumulationPlugin(num_steps=2, adjust_scheduler=adjust)
+        accelerator = Accelerator(gradient_accumulation_plugin=plugin, cpu=True)
+        assert accelerator.gradient_state.adjust_scheduler is bool(adjust)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step)
+        model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+        seen = []
+        for x in loader_of(accelerator, 5):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(x).sum())
+                optimizer.step()
+                schedule.step()
+                if accelerator.sync_gradients:
+                    seen.append(schedule.get_last_lr()[0])
+        assert seen == expected
+
+
+@pytest.mark.parametrize("zero", ["first", "last"])
+def test_sync_driven_from_outside_keeps_micro_batches_in_either_order(zero: str) -> None:
+    accelerator, model, optimizer = parts(1, lr=0.0)
+    seen = []
+    for k in range(4):
+        accelerator.gradient_state._set_sync_gradients(k % 2 == 1)
+        if zero == "first":
+            optimizer.zero_grad()
+        accelerator.backward(model(torch.full((1, 1), float(k))).sum())
+        if accelerator.sync_gradients:
+            seen.append(model.weight.grad.item())
+        optimizer.step()
+        if zero == "last":
+            optimizer.zero_grad()
+    assert seen == [1.0, 5.0]

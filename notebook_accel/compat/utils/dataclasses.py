@@ -1,6 +1,7 @@
 """Accelerate's ``utils.dataclasses`` module."""
 
 from notebook_accel.compat.doors import door as _door
+from notebook_accel.config.accumulation import GradientAccumulationPlugin
 from notebook_accel.config.dynamo import TorchDynamoPlugin
 from notebook_accel.config.handlers import (
     AutocastKwargs,
