@@ -22,6 +22,7 @@ from notebook_accel.data.order import AgreedOrder
 from notebook_accel.data.randomness import generator_at, kept, restore, snapshot
 from notebook_accel.data.shard import Share
 from notebook_accel.data.stream import Dealt
+from notebook_accel.data.waiting import Waiting
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.collectives import map_tree
 
@@ -93,6 +94,7 @@ class Bookmark:
         self.resumed: Start | None = None
         self.seeds: Tensor | None = None
         self.stream_origin: dict[str, Any] = {}
+        self.waiting = Waiting()
 
 
 class PreparedLoader(DataLoader[Any]):
@@ -152,7 +154,8 @@ class PreparedLoader(DataLoader[Any]):
         one.taken = start.skip
         mark.epoch += 1  # a pass that is broken off was a pass
         # The reader's iterator is made now, not at the first batch: it draws a random number.
-        return self._walk(self._begin(start), one)
+        batches = self._begin(start)
+        return self._walk(batches if mark.waiting.done else mark.waiting.watch(batches), one)
 
     @property
     def epoch(self) -> int:

@@ -78,6 +78,22 @@ class Returned:
 
 
 @dataclass(frozen=True)
+class LeftBehind:
+    """Variables that ``function`` changed in its worker only: (name, before, after)."""
+
+    rank: int
+    function: str
+    filename: str
+    line: int
+    changes: list[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """It is proven that the ranks wait for each other for ever. Made by the kernel."""
+
+
+@dataclass(frozen=True)
 class Frame:
     """One line of a worker's traceback, newest last."""
 
@@ -124,4 +140,16 @@ class Exited:
     code: int
 
 
-Event = Started | Output | Display | Metrics | Progress | Returned | Landmark | Failed | Exited
+Event = (
+    Started
+    | Output
+    | Display
+    | Metrics
+    | Progress
+    | Returned
+    | LeftBehind
+    | Landmark
+    | Failed
+    | Stuck
+    | Exited
+)

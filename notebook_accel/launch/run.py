@@ -22,6 +22,7 @@ from notebook_accel.events.history import History
 from notebook_accel.events.sinks import Sink
 from notebook_accel.launch import start, streams, verdict, wire
 from notebook_accel.launch.guard import Guard
+from notebook_accel.launch.left_behind import Reminder
 from notebook_accel.launch.memory import FlagPage, PulsePage, anonymous_file
 from notebook_accel.launch.plan import LaunchPlan
 from notebook_accel.launch.result import RunResult
@@ -85,7 +86,7 @@ class Run:
         self.order = order
         self.history = History(len(order.plan.placements))
         self.logs = streams.RankLogs(len(order.plan.placements))
-        self._sinks: list[Sink] = [self.history, self.logs]
+        self._sinks: list[Sink] = [self.history, self.logs, Reminder()]
         self._interrupts = interrupts
         self._supervisor: Supervisor | None = None
         self._early: list[str] = []

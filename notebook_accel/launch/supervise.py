@@ -27,6 +27,7 @@ from notebook_accel.events.model import (
     Progress,
     Returned,
     Started,
+    Stuck,
 )
 from notebook_accel.events.sinks import Sink
 from notebook_accel.launch.crew import Crew, signal_group, signal_process
@@ -332,6 +333,7 @@ class Supervisor:
             self.ending = Ending("timeout", now)
         elif self.ending is None and self._waits.stuck(now, self._pids()):
             self.ending = Ending("stuck", now)
+            self._emit(Stuck())
         elif self.ending is None and (note := self._waits.slow(now)):
             self._emit(Output(0, "stderr", note, announced=True))
         if self.ending is not None:

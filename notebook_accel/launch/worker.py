@@ -26,7 +26,7 @@ from notebook_accel.events import context
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.model import Returned, Started
 from notebook_accel.events.pulse import Pulse
-from notebook_accel.launch import display, failure, streams, wire
+from notebook_accel.launch import display, failure, left_behind, streams, wire
 from notebook_accel.launch.memory import FlagPage, PulsePage
 from notebook_accel.launch.seat import Seat
 
@@ -196,8 +196,11 @@ def _work(seat: Seat, load: Callable[[], Call]) -> int:
         if seat.store >= 0:
             _serve_store(seat)
         emitter.send(Started(place.local_rank, os.getpid(), place.device, seat.num_threads))
+        before = left_behind.look(call.function) if place.rank == 0 else None
         value = _call(call)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on the result is on its way
+        if before is not None and (changes := before.tell(emitter.rank, value)) is not None:
+            emitter.send(changes)
         _report_value(seat, emitter, call, value)
         clean = True
     except StopRun:

@@ -22,6 +22,7 @@ from notebook_accel.events.model import (
     Output,
     Progress,
     Returned,
+    Stuck,
 )
 from notebook_accel.events.sinks import Sink
 from notebook_accel.ui import words
@@ -74,6 +75,8 @@ class LiveView:
             self._guarded(lambda screen: screen.make_way())
         elif isinstance(event, Returned):
             self._endings[event.rank] = "stopped" if event.stopped else ""
+        elif isinstance(event, Stuck):
+            self._endings.setdefault(-1, "the ranks waited for each other")
         elif isinstance(event, Failed) and not event.is_comm:
             self._endings[event.rank] = f"rank {event.rank} raised {event.type_name}"
         elif isinstance(event, Exited) and event.code != 0:
