@@ -127,11 +127,13 @@ class SwanLabTracker(GeneralTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the configuration with the run."""
-        self._swanlab.config.update(plain(values), allow_val_change=True)
+        self.run.config.update(plain(values))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log ``values``."""
-        self.run.log(values, step=step, **kwargs)
+        """Log ``values``, words as its own kind of text."""
+        text = self._swanlab.Text
+        said = {name: text(one) if isinstance(one, str) else one for name, one in values.items()}
+        self.run.log(said, step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log each list of images; ``kwargs`` go to ``swanlab.Image``."""
