@@ -10,7 +10,7 @@ import torch
 
 from notebook_accel.checkpoint import randomness
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot
-from notebook_accel.ranks.collectives import map_tensors
+from notebook_accel.ranks.collectives import map_tensors, rank_sizes
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.prepare import Wardrobe
@@ -76,8 +76,7 @@ def give_back(saved: Checkpoint, parts: Parts, world: World, load_kwargs: dict[s
         randomness.restore(own, world.device)
     elif main is not None:
         randomness.derive(main, world.rank)
-    if world.rank == 0:
-        _say_what_is_derived(saved, world)
+    _say_what_is_derived(saved, [bool(n) for n in rank_sizes(int(own is None), world)], world)
 
 
 def _place_loaders(loaders: list[Any], states: list[dict[str, Any]]) -> None:
@@ -92,12 +91,12 @@ def _place_loaders(loaders: list[Any], states: list[dict[str, Any]]) -> None:
         )
 
 
-def _say_what_is_derived(saved: Checkpoint, world: World) -> None:
-    absent = [rank for rank in range(world.size) if saved.own(rank) is None]
-    if absent:
+def _say_what_is_derived(saved: Checkpoint, absent: list[bool], world: World) -> None:
+    if world.rank == 0 and any(absent):
+        ranks = ", ".join(str(rank) for rank, is_absent in enumerate(absent) if is_absent)
         warnings.warn(
-            f"{saved.folder} has no random numbers of ranks {', '.join(map(str, absent))} "
-            "(saved by fewer ranks, or by the main rank alone): they are derived from rank 0's, "
-            "so the run goes on well, but not bit for bit.",
+            f"{saved.folder} has no random numbers of ranks {ranks} (saved by fewer ranks, or by "
+            "the main rank alone): they are derived from rank 0's, so the run goes on well, but "
+            "not bit for bit.",
             stacklevel=4,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from notebook_accel import (
     notebook_launcher,
 )
 from notebook_accel.config.project import ProjectConfiguration
+from tests.support.ranks import ROOT, run_ranks
 
 
 class Counter:
@@ -118,9 +121,22 @@ def saves_and_loads(folder: str) -> dict[str, Any]:
     accelerator.save({"rank": rank}, f"{folder}/one.pt")
     if accelerator.is_main_process:
         torch.save(model.state_dict(), f"{folder}/wrapped.pt")
+    said["compiled"] = compiled_names(accelerator, folder)
     said["weights"] = everything(*parts)[0]
     said["should save"] = accelerator.should_save_model
     return said
+
+
+def compiled_names(accelerator: Any, folder: str) -> list[list[str]]:
+    """The names under which compiled and partly compiled models are given and exported."""
+    parts = nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager"), nn.Linear(2, 2))
+    whole = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), backend="eager")
+    names = []
+    for number, model in enumerate(accelerator.prepare(parts, whole)):
+        names.append(sorted(accelerator.get_state_dict(model)))
+        accelerator.save_model(model, f"{folder}/compiled{number}")
+        accelerator.unwrap_model(model)
+    return names
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +189,16 @@ def test_names_carry_no_wrappers(two: list[dict[str, Any]], folder: Path) -> Non
         plain = Tied()
         load_weights(plain, folder / file)  # strict
         assert plain.head.weight.tolist() == two[0]["weights"]["head.weight"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_compiled_models_have_plain_names(
+    two: list[dict[str, Any]], folder: Path, number: int
+) -> None:
+    """PR04: partly compiled, and compiled before prepare."""
+    plain = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert all(said["compiled"][number] == sorted(plain.state_dict()) for said in two)
+    plain.load_state_dict(load_file(folder / f"compiled{number}" / "model.safetensors"))
 
 
 def test_a_wrapped_models_state_dict_loads_with_a_note(
@@ -337,7 +363,7 @@ def test_several_models_and_optimizers_come_back_in_order(tmp_path: Path) -> Non
     optimizers = [
         torch.optim.SGD(one.parameters(), lr) for one, lr in zip(models, rates, strict=False)
     ]
-    accelerator.prepare(*models, *optimizers)
+    _ = accelerator.prepare(*models, *optimizers)
     before = [one.weight.item() for one in models]
     accelerator.save_state(tmp_path, safe_serialization=False)
     assert {"pytorch_model.bin", "pytorch_model_2.bin", "optimizer_1.bin"} <= {
@@ -453,6 +479,61 @@ def test_saving_inside_a_window_is_warned_about(tmp_path: Path) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 accelerator.save_state(tmp_path)
+
+
+def test_loaders_that_do_not_match_begin_a_new_pass_and_say_so(tmp_path: Path) -> None:
+    accelerator = build(0)[0]
+    accelerator.save_state(tmp_path)
+    parts = build(0)
+    _ = parts[0].prepare(DataLoader(torch.arange(4), batch_size=2))
+    with pytest.warns(UserWarning, match="knows 1 loaders, 2 were prepared"):
+        parts[0].load_state(tmp_path)
+    assert len(list(parts[4])) == 6
+
+
+def test_machines_without_a_common_disk_each_keep_their_own(tmp_path: Path) -> None:
+    """Two ranks that think they are on two machines, each with a folder of its own."""
+    body = f"""
+def main():
+    import os
+    rank = os.environ["RANK"]
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    import torch, warnings
+    from notebook_accel import Accelerator
+    from notebook_accel.config.project import ProjectConfiguration
+    warnings.simplefilter("error")
+    accelerator = Accelerator(project_config=ProjectConfiguration(save_on_each_node=True))
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    folder = {str(tmp_path)!r} + "/" + rank
+    torch.manual_seed(int(rank))
+    accelerator.save_state(folder)
+    drawn = torch.rand(1).item()
+    accelerator.load_state(folder)
+    same = torch.rand(1).item() == drawn
+    accelerator.end_training()
+    return same, accelerator.should_save_model, sorted(os.listdir(folder))
+"""
+    names = ["checkpoint.json", "model.safetensors"]
+    assert run_ranks(body, 2) == [
+        [True, True, [*names, f"random_states_{rank}.pkl"]] for rank in range(2)
+    ]
+
+
+def test_a_script_that_ends_shows_why_its_last_checkpoint_was_not_written(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.json").mkdir()  # cannot be replaced by a file
+    script = f"""
+from torch import nn
+from notebook_accel import Accelerator
+accelerator = Accelerator(cpu=True)
+accelerator.prepare(nn.Linear(1, 1))
+accelerator.save_state({str(tmp_path)!r}, async_save=True)
+print("the end")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.stdout == "the end\n"
+    assert "The last checkpoint was not written: IsADirectoryError" in done.stderr
 
 
 def test_a_partial_model_loads_when_it_is_not_strict(tmp_path: Path) -> None:
