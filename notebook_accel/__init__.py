@@ -17,12 +17,15 @@ _WHERE = {
     "ConfigError": "errors",
     "DDPCommunicationHookType": "config.handlers",
     "DistributedDataParallelKwargs": "config.handlers",
+    "DistributedOperationException": "errors",
     "DistributedType": "config.kinds",
     "GradScalerKwargs": "config.handlers",
+    "GuardRail": "errors",
     "InitProcessGroupKwargs": "config.handlers",
     "LaunchError": "errors",
     "PartialState": "runtime.faces",
     "ProfileKwargs": "config.handlers",
+    "RanksStuck": "errors",
     "RunInterrupted": "errors",
     "RunResult": "launch.result",
     "RunTimeout": "errors",
@@ -37,6 +40,7 @@ _WHERE = {
     "set_seed": "ranks.seeding",
     "shutdown": "launch.forkserver",
     "synchronize_rng_states": "runtime.operations",
+    "without_guards": "config.guards",
 }
 
 # Accelerate's modules (notebook_accel.utils, .state, ...) lie in a folder of their own.
@@ -64,6 +68,7 @@ __all__ = sorted([*_WHERE, "__version__"])
 
 if TYPE_CHECKING:
     from notebook_accel.checkpoint.weights import load_weights
+    from notebook_accel.config.guards import without_guards
     from notebook_accel.config.handlers import (
         AutocastKwargs,
         DDPCommunicationHookType,
@@ -77,7 +82,10 @@ if TYPE_CHECKING:
     from notebook_accel.errors import (
         CheckpointError,
         ConfigError,
+        DistributedOperationException,
+        GuardRail,
         LaunchError,
+        RanksStuck,
         RunInterrupted,
         RunTimeout,
         StopRun,

@@ -27,6 +27,7 @@ ENVIRONMENT_READERS = {
     "cli/env.py",  # prints it
     "config/dynamo.py",  # how models are compiled, by Accelerate's names
     "config/environment.py",  # reads and lends variables for scripts that ask for it
+    "config/guards.py",  # NOTEBOOK_ACCEL_GUARDS
     "config/placement.py",  # a launch by torchrun
     "config/training.py",  # settings from the environment, by their known names
     "errors.py",  # NOTEBOOK_ACCEL_TRACE
