@@ -110,14 +110,16 @@ def test_comet_is_called_as_documented(pretend) -> None:
 
 def test_aim_is_called_as_documented(pretend, tmp_path: Path) -> None:
     calls = pretend("aim")
-    assert recorded("aim", calls, tmp_path, log_system_params=False) == [
+    *opened, loss, text, note, closed = recorded("aim", calls, tmp_path, log_system_params=False)
+    assert opened == [
         ("aim.Run", {"repo": str(tmp_path), "log_system_params": False}),
         ("aim.Run().name =", "project"),
         ("aim.Run()['hparams'] =", CONFIG),
-        ("aim.Run().track", 0.5, {"name": "loss", "step": 3}),
-        ("aim.Run().track", "hi", {"name": "note", "step": 3}),
-        ("aim.Run().close", {}),
     ]
+    assert loss == ("aim.Run().track", 0.5, {"name": "loss", "step": 3})
+    assert text == ("aim.Text", "hi", {})
+    assert note[0] == "aim.Run().track" and note[2] == {"name": "note", "step": 3}
+    assert closed == ("aim.Run().close", {})
     accelerator = Accelerator(cpu=True, log_with="aim", project_dir=tmp_path)
     accelerator.init_trackers("project")
     calls.clear()

@@ -177,9 +177,10 @@ class AimTracker(GeneralTracker):
         self.writer["hparams"] = plain(values)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Track each of ``values``; ``kwargs`` go to ``track`` (``context``...)."""
+        """Track each of ``values``, words as Aim's text; ``kwargs`` go to ``track``."""
         for name, value in values.items():
-            self.writer.track(value, name=name, step=step, **kwargs)
+            tracked = self._aim.Text(value) if isinstance(value, str) else value
+            self.writer.track(tracked, name=name, step=step, **kwargs)
 
     def log_images(
         self, values: dict[str, Any], step: int | None = None, kwargs: Any = None
