@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import operator
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def is_installed(package: str) -> bool:
         return False
 
 
+@functools.cache
 def availability(name: str) -> Callable[[], bool] | None:
     """Give the function ``is_{name}_available``; None for a package that nobody asks about."""
     packages = _PACKAGES.get(name)

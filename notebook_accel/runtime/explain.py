@@ -74,8 +74,14 @@ def _model(model: nn.Module, own: nn.Module) -> str:
 
 
 def _optimizer(optimizer: PreparedOptimizer) -> str:
-    rates = ", ".join(f"{group['lr']:g}" for group in optimizer.param_groups if "lr" in group)
+    rates = ", ".join(f"{rate:g}" for rate in _rates(optimizer))
     return f"{type(optimizer.inner).__name__}: learning rate {rates or 'its own'}"
+
+
+def _rates(optimizer: PreparedOptimizer) -> list[float]:
+    """What the person wrote, before any schedule."""
+    groups = [group for group in optimizer.param_groups if "lr" in group]
+    return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
 
 def _scheduler(scheduler: PreparedScheduler) -> str:
@@ -115,7 +121,7 @@ def _arithmetic(
     factor = effective / rows
     if factor == 1:
         return
-    for rate in sorted({g["lr"] for one in optimizers for g in one.param_groups if "lr" in g}):
+    for rate in sorted({rate for one in optimizers for rate in _rates(one)}):
         linear, root = rate * factor, rate * math.sqrt(factor)
         yield (
             f"rate       {rate:g} found with a batch of {rows} would be {linear:.4g} scaled "

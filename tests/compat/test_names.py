@@ -1,0 +1,233 @@
+"""Every name that a script may import from where Accelerate has it, and what absent names say."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import notebook_accel
+from notebook_accel import Accelerator
+from notebook_accel.compat import utils as utils_by_room
+from notebook_accel.config.absent import WHAT_BRINGS
+from notebook_accel.errors import ConfigError, NotHere
+
+IMPORTS = {
+    "accelerator": "Accelerator",
+    "state": "PartialState AcceleratorState GradientState DistributedType",
+    "optimizer": "AcceleratedOptimizer",
+    "scheduler": "AcceleratedScheduler",
+    "logging": "get_logger MultiProcessAdapter",
+    "local_sgd": "LocalSGD",
+    "launchers": "notebook_launcher debug_launcher",
+    "memory_utils": "find_executable_batch_size release_memory",
+    "tracking": "GeneralTracker TensorBoardTracker WandBTracker filter_trackers on_main_process",
+    "data_loader": "DataLoaderShard",
+    "test_utils": "RegressionDataset RegressionModel",
+    "test_utils.training": "RegressionDataset RegressionModel",
+    "utils.constants": "MODEL_NAME SAFE_WEIGHTS_NAME OPTIMIZER_NAME RNG_STATE_NAME SCALER_NAME",
+    "utils.dataclasses": "DistributedType ProjectConfiguration DistributedDataParallelKwargs",
+    "utils.environment": "str_to_bool parse_flag_from_env patch_environment",
+    "utils.imports": "is_wandb_available is_bf16_available is_cuda_available is_xpu_available",
+    "utils.memory": "find_executable_batch_size release_memory clear_device_cache",
+    "utils.operations": "gather reduce broadcast send_to_device DistributedOperationException",
+    "utils.other": "extract_model_from_parallel save wait_for_everyone is_compiled_module",
+    "utils.random": "set_seed synchronize_rng_states synchronize_rng_state",
+    "utils.tqdm": "tqdm",
+    "utils.versions": "is_torch_version compare_versions",
+}
+
+
+@pytest.mark.parametrize("module", IMPORTS)
+def test_names_lie_where_accelerate_has_them(module: str) -> None:
+    here = importlib.import_module(f"notebook_accel.{module}")
+    for name in IMPORTS[module].split():
+        assert getattr(here, name) is not None
+        if module.startswith("utils."):
+            assert getattr(notebook_accel.utils, name) is getattr(here, name), name
+
+
+def test_the_package_shows_its_faces_without_an_import() -> None:
+    code = (
+        "import notebook_accel as na, sys; assert 'torch' not in sys.modules;"
+        "na.utils.operations.gather; na.state.PartialState; na.utils.set_seed;"
+        "from notebook_accel.utils.tqdm import tqdm; from notebook_accel.utils import tqdm as bar;"
+        "assert bar is tqdm"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_face_reached_by_its_room_offers_the_same_objects() -> None:
+    assert utils_by_room.gather is notebook_accel.utils.gather
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from notebook_accel import init_empty_weights",
+        "from notebook_accel.utils import FullyShardedDataParallelPlugin",
+        "from notebook_accel.big_modeling import dispatch_model",
+        "from notebook_accel.hooks import add_hook_to_module",
+        "from notebook_accel.utils import write_basic_config",
+    ],
+)
+def test_a_name_that_comes_later_says_what_will_bring_it(statement: str) -> None:
+    name = statement.split()[-1]
+    with pytest.raises(ImportError) as error:
+        exec(statement)
+    assert isinstance(error.value, NotHere)
+    assert f"{name} is not here yet" in error.value.what
+    assert WHAT_BRINGS[name] in error.value.why
+    assert "data parallelism" in error.value.fix
+
+
+def test_names_that_nobody_knows_are_the_usual_errors() -> None:
+    assert not hasattr(notebook_accel.utils, "no_such_name")
+    assert not hasattr(notebook_accel.state, "no_such_name")
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = notebook_accel.state.nonsense
+
+
+def test_nothing_that_is_announced_for_later_is_here_already() -> None:
+    offered = set(dir(notebook_accel.utils)) | set(notebook_accel.__all__)
+    assert sorted(offered & set(WHAT_BRINGS)) == []
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "deepspeed_plugin",
+        "fsdp_plugin",
+        "torch_tp_plugin",
+        "megatron_lm_plugin",
+        "deepspeed_plugins",
+        "parallelism_config",
+    ],
+)
+def test_plugins_that_come_later_are_refused_by_name(argument: str) -> None:
+    with pytest.raises(NotHere) as error:
+        Accelerator(**{argument: object()}, cpu=True)
+    assert f"Accelerator({argument}=" in error.value.what
+    assert "'Strategies'" in error.value.why
+    assert f"leave {argument} out" in error.value.fix
+
+
+def test_a_lomo_optimizer_is_refused() -> None:
+    with pytest.raises(NotImplementedError) as error:
+        Accelerator(cpu=True).lomo_backward(torch.ones(1), 0.1)
+    assert "LOMO optimizers are not here" in str(error.value)
+    assert "inside backward" in str(error.value)
+    assert "AdamW" in str(error.value)
+
+
+def test_enums_of_words_compare_list_and_contain() -> None:
+    from notebook_accel.utils import DistributedType, DynamoBackend, LoggerType, PrecisionType
+
+    assert DistributedType.MULTI_GPU == "MULTI_GPU" == str(DistributedType.MULTI_GPU)
+    assert "bf16" in PrecisionType and "fp17" not in PrecisionType
+    assert LoggerType.list()[:2] == ["all", "aim"]
+    assert DynamoBackend("INDUCTOR") is DynamoBackend.INDUCTOR
+
+
+def test_environment_is_lent_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from notebook_accel.utils import (
+        are_libraries_initialized,
+        clear_environment,
+        get_int_from_env,
+        parse_choice_from_env,
+        parse_flag_from_env,
+        patch_environment,
+        purge_accelerate_environment,
+        str_to_bool,
+    )
+
+    monkeypatch.setenv("ACCELERATE_A", "1")
+    with pytest.raises(ZeroDivisionError), patch_environment(accelerate_a="yes", new_one=3):
+        assert parse_flag_from_env("ACCELERATE_A") and os.environ["NEW_ONE"] == "3"
+        assert get_int_from_env(["ABSENT", "NEW_ONE"], 7) == 3
+        raise ZeroDivisionError
+    assert os.environ["ACCELERATE_A"] == "1" and "NEW_ONE" not in os.environ
+    with clear_environment():
+        assert not os.environ
+    assert get_int_from_env(["ABSENT"], 7) == 7
+    assert parse_choice_from_env("ABSENT") == "no" and not parse_flag_from_env("ABSENT")
+
+    @purge_accelerate_environment
+    def leaves_something() -> None:
+        os.environ["ACCELERATE_A"] = "2"
+        os.environ["ACCELERATE_B"] = "2"
+
+    @purge_accelerate_environment
+    class Tests:
+        def test_it(self) -> None:
+            leaves_something()
+            os.environ["ACCELERATE_B"] = "2"
+
+    leaves_something()
+    Tests().test_it()
+    assert os.environ["ACCELERATE_A"] == "1" and "ACCELERATE_B" not in os.environ
+    assert (str_to_bool("yes"), str_to_bool("off", to_bool=True)) == (1, False)
+    assert are_libraries_initialized("torch", "no_such_library") == ["torch"]
+    monkeypatch.setenv("ACCELERATE_A", "many")
+    with pytest.raises(ConfigError) as error:
+        get_int_from_env(["ACCELERATE_A"], 1)
+    assert "ACCELERATE_A is 'many'" in error.value.what
+    assert "no whole number" in error.value.why
+    assert "unset it" in error.value.fix
+
+
+def test_packages_are_asked_for_without_importing_them() -> None:
+    from notebook_accel.utils import compare_versions, is_torch_version
+    from notebook_accel.utils.imports import (
+        is_hpu_available,
+        is_mps_available,
+        is_rich_available,
+        is_torchdata_stateful_dataloader_available,
+        is_wandb_available,
+    )
+
+    for asked in (is_wandb_available, is_torchdata_stateful_dataloader_available):
+        assert asked() in (True, False)
+    assert (
+        not is_hpu_available() and not is_rich_available() and is_mps_available() in (True, False)
+    )
+    assert is_torch_version(">=", "2.0") and not is_torch_version("<", "2.0")
+    assert compare_versions("2.4.0", "==", "2.4") and compare_versions("1.0+cpu", "<", "1.1")
+    with pytest.raises(ConfigError) as error:
+        compare_versions("torch", "=>", "2.0")
+    assert "'=>'" in error.value.what and ">=" in error.value.why and '">="' in error.value.fix
+    with pytest.raises(ImportError, match="is_nonsense_available"):
+        exec("from notebook_accel.utils import is_nonsense_available")
+
+
+def test_small_tools_do_what_they_say(tmp_path: os.PathLike[str]) -> None:
+    from notebook_accel.utils.other import (
+        convert_bytes,
+        get_pretty_name,
+        is_port_in_use,
+        merge_dicts,
+        recursive_getattr,
+        save,
+    )
+
+    assert [convert_bytes(n) for n in (5, 2048, 3 * 1024**6)] == ["5 bytes", "2.0 KB", "3072.0 PB"]
+    assert merge_dicts({"a": {"b": 1}}, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
+    assert recursive_getattr(os, "path.sep") == os.path.sep
+    assert (get_pretty_name(save), get_pretty_name(3)) == ("save", "int")
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        assert is_port_in_use(port) and is_port_in_use(str(port))
+    assert not is_port_in_use(port)
+    weights = {"a": torch.ones(1)}
+    for safe in (False, True):
+        target = os.path.join(tmp_path, f"weights{safe}")
+        save(weights, target, safe_serialization=safe)
+        assert os.path.getsize(target) > 0
