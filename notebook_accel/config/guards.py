@@ -22,6 +22,7 @@ NAMES = {
     "effective-batch": "what an optimizer step sees changed with the number of processes",
     "unpinned": "non_blocking copies from memory that is not pinned",
     "slow-loader": "training waits for its data",
+    "unopened-trackers": "log() before init_trackers(): the trackers asked for get nothing",
     "kernel-global": "a variable of the notebook changed in the worker only",
 }
 

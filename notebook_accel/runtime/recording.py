@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import warnings
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.errors import ConfigError
+from notebook_accel.events import rails
 from notebook_accel.ranks.world import World, leave
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.live import LiveEvents
@@ -145,11 +146,14 @@ class Recording:
     def _say_that_nothing_is_open(self) -> None:
         if self.log_with and not self._warned:
             self._warned = True
-            warnings.warn(
-                "accelerator.log() before init_trackers(): the trackers of log_with get nothing.\n"
-                "  why: a tracker opens its run when it knows the project.\n"
-                '  do:  call accelerator.init_trackers("project", config) before the loop.',
-                stacklevel=3,
+            person = sys._getframe(2)
+            rails.warn(
+                "unopened-trackers",
+                "accelerator.log() before init_trackers(): the trackers of log_with get nothing.",
+                "a tracker opens its run when it knows the project.",
+                'call accelerator.init_trackers("project", config) before the loop.',
+                person.f_code.co_filename,
+                person.f_lineno,
             )
 
 
