@@ -92,6 +92,28 @@ class DealtSingly(DealtBatches):
             yield batch[0]
 
 
+class DealtToAll(DealtBatches):
+    """Keeps the batches of all ranks, one after the other, for the rank that reads for all.
+
+    ``singly``: each item is a ready-made batch, as in DealtSingly.
+    """
+
+    def __init__(self, batches: Any, order: AgreedOrder | None, rule: Rule, singly: bool) -> None:
+        super().__init__(batches, order, rule)
+        self._singly = singly
+
+    def _from(self, start: Start, dealt: Iterator[Any], record: deque[Share]) -> Iterator[Any]:
+        for step in super()._from(start, dealt, record):  # a start counts steps
+            yield from step
+
+    def _deal(self, record: deque[Share]) -> Iterator[Any]:
+        singly = self._singly
+        batches = ([index] for index in self.batches) if singly else self.batches
+        for group, share in self.rule.groups(batches):
+            record.append(whole(share) if singly else share)
+            yield [batch[0] if singly else batch for batch in group if batch]
+
+
 class DistributedBatches(Dealer):
     """A batch sampler over torch's DistributedSampler, which only notes who got what."""
 

@@ -8,21 +8,17 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from notebook_accel.data.dealers import Dealer, Start
-from notebook_accel.data.order import AgreedOrder
-from notebook_accel.data.randomness import generator_at, kept, restore, snapshot
+from notebook_accel.data.dealers import Start
+from notebook_accel.data.reading import Bookmark, Reading
 from notebook_accel.data.shard import Share
 from notebook_accel.data.stream import Dealt
-from notebook_accel.data.waiting import Waiting
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.collectives import map_tree
 
@@ -79,60 +75,32 @@ class Passes:
             self.active.remove(one)
 
 
-class Bookmark:
-    """Where a loader stands; it and the views of it that skip batches share one.
-
-    ``epoch`` is the number of the next pass, ``told`` whether the person sets epochs. ``resumed``
-    is where a resumed run has the next pass begin. ``seeds`` and ``stream_origin`` are where the
-    random numbers stood when the newest pass began.
-    """
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.told = False
-        self.samples = 0
-        self.resumed: Start | None = None
-        self.seeds: Tensor | None = None
-        self.stream_origin: dict[str, Any] = {}
-        self.waiting = Waiting()
-
-
 class PreparedLoader(DataLoader[Any]):
     """A face before the person's DataLoader: same attributes, this rank's batches, on the device.
 
-    ``source`` is the loader as it was given; ``reader`` is a copy of it that reads this rank's
-    share, dealt by ``dealer`` (None for a stream). It is made by ``data.prepare.prepare_loader``.
+    ``source`` is the loader as it was given; ``reading`` begins passes over this rank's share. It
+    is made by ``data.prepare.prepare_loader``.
 
     Ranks: all ranks iterate it together.
     """
 
-    def __init__(
-        self,
-        source: DataLoader[Any],
-        reader: DataLoader[Any],
-        dealer: Dealer | None,
-        readers: int,
-        device: torch.device | None,
-        passes: Passes,
-    ) -> None:
-        # Not super().__init__(): the reader does a DataLoader's work, this face owns no workers.
+    def __init__(self, source: DataLoader[Any], reading: Reading, passes: Passes) -> None:
+        # Not super().__init__(): a reader does a DataLoader's work, this face owns no workers.
         self.source = source
-        self.reader = reader
-        self.device = device
+        self.reading = reading
         self.passes = passes
-        self._dealer = dealer
-        self._readers = readers
         self._mark = Bookmark()
+        self._mark.told = reading.order is not None and reading.order.epoch is not None
         self._skip = 0
         self._pid = os.getpid()
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("source", "reader"):  # not made yet (a copy in progress)
+        if name == "source":  # not made yet (a copy in progress)
             raise AttributeError(name)
         return getattr(self.source, name)
 
     def __len__(self) -> int:
-        return max(0, len(self.reader) - self._skip)
+        return max(0, len(self.reading.reader) - self._skip)
 
     def __reduce__(self) -> Any:
         raise RuntimeMisuse(
@@ -149,13 +117,14 @@ class PreparedLoader(DataLoader[Any]):
         if self._skip:  # counts from the start of the pass, also in one that a resumed run goes on
             start = replace(start, skip=self._skip)
         if mark.told:
-            self._tell(mark.epoch)
-        one = Pass(self, self._known_length(), mark.epoch)
+            self.reading.tell(mark.epoch)
+        one = Pass(self, self.reading.num_batches, mark.epoch)
         one.taken = start.skip
         mark.epoch += 1  # a pass that is broken off was a pass
         # The reader's iterator is made now, not at the first batch: it draws a random number.
-        batches = self._begin(start)
-        return self._walk(batches if mark.waiting.done else mark.waiting.watch(batches), one)
+        batches = self.reading.begin(start, mark)
+        watched = batches if mark.waiting.done else mark.waiting.watch(batches)
+        return self._walk(watched, self.reading.shares, one)
 
     @property
     def epoch(self) -> int:
@@ -176,7 +145,7 @@ class PreparedLoader(DataLoader[Any]):
         if epoch != mark.epoch:
             mark.resumed = None
         mark.epoch, mark.told = epoch, True
-        self._tell(epoch)
+        self.reading.tell(epoch)
 
     def skipping(self, num_batches: int) -> PreparedLoader:
         """A view of this loader whose passes begin after ``num_batches`` batches of this rank.
@@ -193,8 +162,8 @@ class PreparedLoader(DataLoader[Any]):
 
         Ranks: each for itself; between any two lines of the loop.
         """
-        mark, order = self._mark, self._order
-        running = [one for one in self.passes.active if one.loader._mark is mark and one.taken]
+        mark, order = self._mark, self.reading.order
+        one = self._running()
         state: dict[str, Any] = {
             "epoch": mark.epoch,
             "told": mark.told,
@@ -202,10 +171,9 @@ class PreparedLoader(DataLoader[Any]):
             "base": None if order is None else order.base,
             "taken": 0,
         }
-        if running:
-            one = running[-1]
+        if one is not None:
             origin = mark.stream_origin if order is None else order.origin
-            state.update(epoch=one.epoch, taken=one.taken, readers=self._readers)
+            state.update(epoch=one.epoch, taken=one.taken, readers=self.reading.seat.size)
             state.update(origin=origin, seeds=mark.seeds)
         return state
 
@@ -219,66 +187,65 @@ class PreparedLoader(DataLoader[Any]):
         """
         mark = self._mark
         mark.epoch, mark.told, mark.samples = state["epoch"], state["told"], state["samples"]
-        if self._order is not None:
-            self._order.base = state["base"]
+        if self.reading.order is not None:
+            self.reading.order.base = state["base"]
         mark.resumed = None
         if state["taken"]:
-            taken = state["taken"] * state["readers"] // self._readers
+            taken = state["taken"] * state["readers"] // self.reading.seat.size
             mark.resumed = Start(taken, state["origin"], state["seeds"])
         if mark.told:
-            self._tell(mark.epoch)
+            self.reading.tell(mark.epoch)
 
     @property
-    def _order(self) -> AgreedOrder | None:
-        return None if self._dealer is None else self._dealer.order
+    def device(self) -> torch.device | None:
+        """Where batches are put; None where they stay as they are made."""
+        return self.reading.seat.device
 
-    def _tell(self, epoch: int) -> None:
-        dealer = self._dealer
-        told: list[Any] = []
-        for one in (None if dealer is None else dealer.batches, self.reader.sampler):
-            told += [one, getattr(one, "sampler", None)]
-        told.append(self.source.dataset)
-        for one in told:
-            if hasattr(one, "set_epoch"):
-                one.set_epoch(epoch)
+    @property
+    def even_batches(self) -> bool:
+        """Whether the tail of a pass is completed, so that all ranks take equally many steps."""
+        return self.reading.even
 
-    def _begin(self, start: Start) -> Iterator[Any]:
-        """Make the reader's iterator, with the random number that it draws."""
-        mark, dealer = self._mark, self._dealer
-        generator = self.source.generator
-        if start.seeds is not None and (dealer is not None or generator is not None):
-            generator = generator_at(start.seeds)
-        vars(self.reader)["generator"] = generator
-        mark.seeds = (generator or torch.default_generator).get_state()
-        if dealer is not None:
-            dealer.start, dealer.record = start, deque()
-            return iter(self.reader)
-        mark.stream_origin = start.origin or snapshot()
-        return _begun_stream(self.reader, start)
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.reading.even = value
 
-    def _known_length(self) -> int | None:
-        if isinstance(self.source.dataset, IterableDataset):
-            return None  # a stream's length is a promise that it may not keep
+    @property
+    def total_batch_size(self) -> int:
+        """How many samples all ranks together take at a full step."""
+        size = self.source.batch_size or getattr(self.source.batch_sampler, "batch_size", None) or 1
+        return int(size) if self.reading.splits else int(size) * self.reading.seat.size
+
+    @property
+    def total_dataset_length(self) -> int:
+        """How many samples the dataset has."""
+        return len(self.source.dataset)  # type: ignore[arg-type]
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the newest batch is the last of its pass."""
+        running = self._running()
+        return running is not None and running.is_last
+
+    def _running(self) -> Pass | None:
+        """The newest of this loader's passes that is in progress."""
+        mine = [one for one in self.passes.active if one.loader._mark is self._mark]
+        return mine[-1] if mine else None
+
+    def _walk(self, batches: Iterator[Any], shares: deque[Share] | None, one: Pass) -> Any:
+        passes, mark, seat = self.passes, self._mark, self.reading.seat
+        device = seat.device
         try:
-            return len(self.reader)
-        except TypeError:
-            return None
-
-    def _walk(self, batches: Iterator[Any], one: Pass) -> Any:
-        passes, mark = self.passes, self._mark
-        device = self.device
-        dealer = self._dealer
-        shares = dealer.record if dealer is not None and dealer.records else None
-        try:
-            if one.num_batches is None:
+            if one.num_batches is None and self.reading.dispatch is None:
                 batches = _with_end(batches, one)
             for batch in batches:
                 if type(batch) is Dealt:
-                    one.share, batch = batch.share, batch.content
+                    one.share, one.is_last = batch.share, batch.is_last or one.is_last
+                    batch = batch.content
                 elif shares is not None:
                     one.share = shares.popleft()
                 if device is not None:
-                    batch = to_device(batch, device, non_blocking=self.source.pin_memory)
+                    batch = to_device(batch, device, non_blocking=seat.non_blocking)
                 one.batch = batch
                 one.taken += 1
                 if one.taken == one.num_batches:
@@ -299,22 +266,6 @@ def _with_end(batches: Iterator[Any], one: Pass) -> Iterator[Any]:
         one.is_last = following is _END
         yield batch
         batch = following
-
-
-def _begun_stream(reader: DataLoader[Any], start: Start) -> Iterator[Any]:
-    """Read a stream on to where the pass begins; a resumed run's random numbers stay as they were.
-
-    The first batch is read with them: it had been read ahead when the run was saved.
-    """
-    if not start.skip:
-        return iter(reader)
-    with nullcontext() if start.origin is None else kept():
-        if start.origin is not None:
-            restore(start.origin)
-        batches = iter(reader)
-        next(islice(batches, start.skip, start.skip), None)
-        first = list(islice(batches, 1))
-    return chain(first, batches)
 
 
 def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:

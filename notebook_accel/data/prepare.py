@@ -5,19 +5,24 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    Sampler,
-)
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
-from notebook_accel.data.dealers import Dealer, DealtBatches, DealtSingly, DistributedBatches
+from notebook_accel.config.loading import GENERATOR, DataLoaderConfiguration
+from notebook_accel.data.apart import FetchedApart, as_fetched
+from notebook_accel.data.dealers import (
+    Dealer,
+    DealtBatches,
+    DealtSingly,
+    DealtToAll,
+    DistributedBatches,
+)
+from notebook_accel.data.dispatch import Dispatch
 from notebook_accel.data.loader import Passes, PreparedLoader
 from notebook_accel.data.order import AgreedOrder
+from notebook_accel.data.reading import Reading, Seat
 from notebook_accel.data.shard import Rule
-from notebook_accel.data.stream import CollateDealt, ShardedStream
+from notebook_accel.data.stream import CollateDealt, ShardedStream, SharedStream
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World
 
@@ -28,9 +33,9 @@ def prepare_loader(
     data_rank: int = 0,
     data_size: int = 1,
     put_on_device: bool = True,
-    even_batches: bool = True,
-    split_batches: bool = False,
     passes: Passes | None = None,
+    loading: DataLoaderConfiguration | None = None,
+    rng_types: tuple[str, ...] = (GENERATOR,),
 ) -> PreparedLoader:
     """Make the loader that reads rank ``data_rank``'s share among ``data_size`` readers.
 
@@ -38,57 +43,105 @@ def prepare_loader(
     Errors: ConfigError for a sampler made for another number of ranks, or a batch size that
     cannot be split.
     """
+    loading = loading or DataLoaderConfiguration()
+    seat = Seat(
+        world,
+        data_rank,
+        data_size,
+        world.device if put_on_device and world.device.type != "cpu" else None,
+        loading.non_blocking or source.pin_memory,
+        tuple(kind for kind in rng_types if kind != GENERATOR) if world.size > 1 else (),
+    )
     reader = copy.copy(source)
     vars(reader)["_iterator"] = None  # live workers stay with the person's own loader
-    device = world.device if put_on_device and world.device.type != "cpu" else None
-
-    def rule(batch_size: int | None, drop_last: bool = False) -> Rule:
-        return Rule(data_rank, data_size, batch_size, drop_last, even_batches, split_batches)
-
+    is_stream = isinstance(source.dataset, IterableDataset)
+    sharded = not is_stream and _already_sharded(source)
+    wanted = loading.dispatch_batches
+    dispatch = None
+    if data_size > 1 and not sharded and (is_stream if wanted is None else wanted):
+        dispatch = Dispatch(world, data_rank)
+        vars(reader)["pin_memory"] = False  # what travels need not be pinned
     dealer: Dealer | None = None
-    if isinstance(source.dataset, IterableDataset):
+    if is_stream:
         if data_size > 1:
-            _deal_stream(reader, rule(source.batch_size or 1, source.drop_last))
-    elif _already_sharded(source):
+            _share_stream(reader, _rule(source.batch_size or 1, source, seat, loading), dispatch)
+    elif sharded:
         _check_replicas(source, data_size)
         dealer = _noting_dealer(source)
-    elif source.batch_sampler is None:
-        order = AgreedOrder(source.sampler, world)
-        dealer = DealtSingly(order, order, rule(1)) if data_size > 1 else Dealer(order, order)
     else:
-        batches, order = _agreed(source.batch_sampler, world)
-        dealer = Dealer(batches, order)
-        if data_size > 1:
-            given = source.batch_sampler
-            drop_last = getattr(given, "drop_last", False)
-            dealer = DealtBatches(batches, order, rule(_batch_size(given), drop_last))
+        dealer = _dealer(source, seat, loading, dispatch)
     if dealer is not None:
         name = "sampler" if source.batch_sampler is None else "batch_sampler"
         vars(reader)[name] = dealer
-    passes = Passes() if passes is None else passes
-    return PreparedLoader(source, reader, dealer, data_size, device, passes)
+        if data_size > 1 and source.num_workers == 0 and dispatch is None:
+            apart = FetchedApart(source.dataset, source.collate_fn, data_rank)
+            vars(reader).update(dataset=apart, collate_fn=as_fetched)
+    reading = Reading(source, reader, dealer, seat, dispatch)
+    return PreparedLoader(source, reading, Passes() if passes is None else passes)
 
 
-def _agreed(batches: Any, world: World) -> tuple[Any, AgreedOrder]:
-    """The same batches in an order that all ranks agree on, and that order."""
+def _rule(
+    batch_size: int | None, batches: Any, seat: Seat, loading: DataLoaderConfiguration
+) -> Rule:
+    drop_last = bool(getattr(batches, "drop_last", False))
+    even, split = loading.even_batches, loading.split_batches
+    return Rule(seat.rank, seat.size, batch_size, drop_last, even, split)
+
+
+def _dealer(
+    source: DataLoader[Any],
+    seat: Seat,
+    loading: DataLoaderConfiguration,
+    dispatch: Dispatch | None,
+) -> Dealer:
+    """What deals the indices of a map-style dataset."""
+    world = seat.world if dispatch is None else World.alone()  # rank 0 asks nobody
+    given = source.batch_sampler
+    singly = given is None
+    if given is None:
+        order = AgreedOrder(source.sampler, world, _data_seed(loading))
+        batches: Any = order
+    else:
+        batches, order = _agreed(given, world, _data_seed(loading))
+    if seat.size == 1:
+        return Dealer(batches, order)
+    rule = _rule(1 if singly else _batch_size(given), given, seat, loading)
+    if dispatch is not None:
+        return DealtToAll(batches, order, rule, singly)
+    return (DealtSingly if singly else DealtBatches)(batches, order, rule)
+
+
+def _agreed(batches: Any, world: World, data_seed: int | None) -> tuple[Any, AgreedOrder]:
+    """The same batches in an order that all ranks agree on, and that order.
+
+    A batch sampler over a sampler keeps its own ways; another is agreed upon as a whole.
+    """
     sampler = getattr(batches, "sampler", None)
     if not isinstance(sampler, Sampler):
         order = AgreedOrder(batches, world)
         return order, order
-    batches = copy.copy(batches)
-    batches.sampler = order = AgreedOrder(sampler, world)
-    return batches, order
+    inner = copy.copy(batches)
+    inner.sampler = order = AgreedOrder(sampler, world, data_seed)
+    if type(batches) is not BatchSampler and world.size > 1:
+        # It may draw something of its own, whoever gives it the samples.
+        return AgreedOrder(inner, world), order
+    return inner, order
 
 
-def _deal_stream(reader: DataLoader[Any], rule: Rule) -> None:
-    """Let ``reader`` read its rank's part of a stream, with the shares riding along."""
+def _data_seed(loading: DataLoaderConfiguration) -> int | None:
+    if loading.data_seed is not None:
+        return loading.data_seed
+    return torch.initial_seed() if loading.use_seedable_sampler else None
+
+
+def _share_stream(reader: DataLoader[Any], rule: Rule, dispatch: Dispatch | None) -> None:
+    """Let ``reader`` read the steps of a stream, with the shares riding along."""
     parts = vars(reader)
-    size, drop_last = reader.batch_size, reader.drop_last
-    parts["dataset"] = ShardedStream(reader.dataset, size, drop_last, rule)
-    parts["collate_fn"] = CollateDealt(reader.collate_fn, ready_made=size is None)
-    if rule.split and size is not None:
-        parts["batch_size"] = size // rule.size
-        parts["batch_sampler"] = BatchSampler(reader.sampler, size // rule.size, drop_last)
+    size = reader.batch_size
+    stream = ShardedStream if dispatch is None else SharedStream
+    parts["dataset"] = stream(reader.dataset, size, reader.drop_last, rule)
+    parts["collate_fn"] = CollateDealt(reader.collate_fn, size is None, dispatch is not None)
+    parts["batch_size"] = parts["batch_sampler"] = None  # a step is one item
 
 
 def _batch_size(batches: Any) -> int | None:

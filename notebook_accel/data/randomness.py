@@ -43,6 +43,25 @@ def kept() -> Iterator[None]:
         restore(before)
 
 
+def reseed(seed: int) -> None:
+    """Seed the generators of torch (on the CPU), Python and numpy (if in use)."""
+    torch.default_generator.manual_seed(seed % 2**63)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def mixed(seed: int, *numbers: int) -> int:
+    """A seed for each tuple of numbers, as unlike as if drawn."""
+    for number in numbers:
+        seed = (seed + (number + 1) * GOLDEN) % 2**64
+        seed ^= seed >> 31
+        seed = seed * 0xBF58476D1CE4E5B9 % 2**64
+        seed ^= seed >> 27
+    return seed % 2**63
+
+
 def draw(generator: torch.Generator | None) -> int:
     """Draw the number that a DataLoader draws at the start of a pass."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

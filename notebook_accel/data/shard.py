@@ -71,37 +71,46 @@ class Rule:
 
     def deal(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Batch, Share]]:
         """Yield this rank's batches, each with what all ranks got at that step."""
+        rank = self.rank
+        for group, share in self.groups(batches):
+            if rank < len(group) and group[rank]:
+                yield group[rank], share
+
+    def groups(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[list[Batch], Share]]:
+        """Yield the batches of each step, one a rank, with their share.
+
+        A rank that gets nothing at the last step is left out at the end, or has an empty batch.
+        """
         if self.split:
             assert self.batch_size is not None
             size = self.batch_size // self.size
             groups = (_cut(list(batch), size, self.size) for batch in batches)
-            return self._deal_groups(_Groups(groups), size)
-        return self._deal_groups(_Groups(_grouped(batches, self.size)), self.batch_size)
+            return self._complete_groups(_Groups(groups), size)
+        return self._complete_groups(_Groups(_grouped(batches, self.size)), self.batch_size)
 
-    def _deal_groups(
+    def _complete_groups(
         self, groups: _Groups, batch_size: int | None
-    ) -> Iterator[tuple[Batch, Share]]:
-        """Deal groups of ``size`` batches; only the last group may need completion."""
+    ) -> Iterator[tuple[list[Batch], Share]]:
+        """Yield groups of ``size`` batches; only the last group may need completion."""
         first: list[Batch] = []
         rows = () if batch_size is None else (batch_size,) * self.size
         full = Share(rows, rows)
         for group in groups:
             if rows and len(group) == self.size and _all_full(group, rows[0]):
                 first = first or group
-                yield group[self.rank], full
+                yield group, full
             elif len(group) == self.size and (batch_size is None or not groups.ended()):
                 # a sampler of batches of many sizes, in the middle of its stream
                 first = first or group
                 lengths = tuple(map(len, group))
-                yield group[self.rank], Share(lengths, lengths)
+                yield group, Share(lengths, lengths)
             elif self.drop_last:
                 return
             else:
                 tail = self._complete(group, first or group, batch_size) if self.even else group
                 real = _real_rows(group, tail)
                 absent = (0,) * (self.size - len(tail))
-                if self.rank < len(tail) and tail[self.rank]:
-                    yield tail[self.rank], Share((*map(len, tail), *absent), (*real, *absent))
+                yield tail, Share((*map(len, tail), *absent), (*real, *absent))
 
     def _complete(
         self, group: list[Batch], first: list[Batch], batch_size: int | None

@@ -1,17 +1,17 @@
 """Sharding of streams: datasets that can only be iterated.
 
-Every rank reads the whole stream and keeps its part. The knowledge of what is a repeat rides with
-the samples through the loader's workers, for only there the stream is seen.
+The unit is a step: the samples of one batch a rank, with the knowledge of what is a repeat. It is
+made where the stream is read, in the loader's workers too, and rides with the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from notebook_accel.data.shard import WHOLE, Rule, Share
@@ -19,55 +19,100 @@ from notebook_accel.data.shard import WHOLE, Rule, Share
 
 @dataclass(frozen=True)
 class Dealt:
-    """A sample, or a collated batch, with the share of the step that it belongs to."""
+    """A batch, or what it is made of, with the share of its step.
+
+    ``is_last`` is None where that is not known yet.
+    """
 
     content: Any
-    share: Share
+    share: Share | None
+    is_last: bool | None = None
 
     def pin_memory(self) -> Dealt:
         """Pin what it holds; torch's pinning thread calls this."""
-        return Dealt(pin_memory(self.content), self.share)  # type: ignore[no-untyped-call]
+        return replace(self, content=pin_memory(self.content))  # type: ignore[no-untyped-call]
 
 
-class ShardedStream(IterableDataset[Any]):
-    """One rank's part of an iterable dataset; yields ``Dealt`` samples.
+class SharedStream(IterableDataset[Any]):
+    """Steps of an iterable dataset: ``Dealt`` with a list of samples for each rank.
 
     With ``batch_size`` None the dataset makes its own batches, which are dealt whole.
     """
 
     def __init__(self, dataset: Any, batch_size: int | None, drop_last: bool, rule: Rule) -> None:
         self.dataset = dataset
+        self.rule = rule
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._rule = rule
 
     def __iter__(self) -> Iterator[Dealt]:
-        ready_made = self._batch_size is None
-        for batch, share in self._rule.deal(_batched(self.dataset, self._batch_size or 1)):
-            if ready_made:
-                share = whole(share)
-            for sample in batch:
-                yield Dealt(sample, share)
+        for group, share in self.rule.groups(_batched(self.dataset, self._batch_size or 1)):
+            yield Dealt(group, whole(share) if self._batch_size is None else share)
 
     def __len__(self) -> int:
         size = self._batch_size or 1
         samples = len(self.dataset)
         batches = samples // size if self._drop_last else -(-samples // size)
-        return self._rule.num_batches(batches) * size
+        return self.rule.num_batches(batches)
+
+
+class ShardedStream(SharedStream):
+    """One rank's part of those steps: ``Dealt`` with its own list of samples."""
+
+    def __iter__(self) -> Iterator[Dealt]:
+        rank = self.rule.rank
+        for step in super().__iter__():
+            if rank < len(step.content) and step.content[rank]:
+                yield replace(step, content=step.content[rank])
 
 
 @dataclass(frozen=True)
 class CollateDealt:
-    """A collate function for ``Dealt`` samples, around the person's own."""
+    """A collate function for a ``Dealt`` list of samples, around the person's own.
+
+    ``ready_made``: the list holds one batch that the dataset made. ``for_all``: there is a list for
+    each rank; None stands in the result for a rank that gets nothing.
+    """
 
     collate: Callable[[Any], Any]
-    ready_made: bool
+    ready_made: bool = False
+    for_all: bool = False
 
-    def __call__(self, dealt: Any) -> Dealt:
-        """Collate what the samples hold; the share is that of the first."""
-        if self.ready_made:
-            return Dealt(self.collate(dealt.content), dealt.share)
-        return Dealt(self.collate([one.content for one in dealt]), dealt[0].share)
+    def __call__(self, dealt: Dealt) -> Dealt:
+        """Collate what the step holds."""
+        if self.for_all:
+            return replace(
+                dealt, content=[self._batch(one) if one else None for one in dealt.content]
+            )
+        return replace(dealt, content=self._batch(dealt.content))
+
+    def _batch(self, samples: list[Any]) -> Any:
+        return self.collate(samples[0] if self.ready_made else samples)
+
+
+class SkippedStream(IterableDataset[Any]):
+    """A stream without its first ``num_batches`` batches; workers of a loader skip theirs each."""
+
+    def __init__(self, dataset: Any, num_batches: int, batch_size: int | None) -> None:
+        self.dataset = dataset
+        self._num_batches = num_batches
+        self._batch_size = batch_size or 1
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        num_batches = self._num_batches
+        if worker is not None:
+            share, extra = divmod(num_batches, worker.num_workers)
+            num_batches = share + (worker.id < extra)
+        return islice(iter(self.dataset), num_batches * self._batch_size, None)
+
+    def __len__(self) -> int:
+        return max(0, len(self.dataset) - self._num_batches * self._batch_size)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # not made yet (a copy in progress)
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
 
 
 def whole(share: Share) -> Share:

@@ -239,12 +239,13 @@ def test_one_process_gathers_in_the_same_shapes() -> None:
 def starves_a_rank():
     from torch.utils.data import DataLoader
 
+    from notebook_accel.config.loading import DataLoaderConfiguration
     from notebook_accel.data.prepare import prepare_loader
     from notebook_accel.ranks.world import World
 
     world = World.join(cpu=True)
     loader = prepare_loader(
-        DataLoader(range(1), batch_size=4), world, world.rank, world.size, even_batches=False
+        DataLoader(range(1), batch_size=4), world, world.rank, world.size, loading=DataLoaderConfiguration(even_batches=False)
     )
     return [len(loader), [batch.tolist() for batch in loader]]
 

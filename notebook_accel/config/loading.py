@@ -1,0 +1,68 @@
+"""How prepared loaders read: what Accelerate calls a DataLoaderConfiguration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from notebook_accel.errors import ConfigError
+
+GENERATOR = "generator"  # the random numbers of a loader's sampler, which ranks always share
+DEVICE_RNGS = ("cuda", "mps", "xpu", "npu", "mlu", "sdaa", "musa", "hpu", "xla", "neuron")
+RNG_TYPES = (GENERATOR, "torch", *DEVICE_RNGS)
+
+
+@dataclass
+class DataLoaderConfiguration:
+    """How prepared loaders share their samples between ranks.
+
+    ``split_batches``: a loader's batch size is that of all ranks together, instead of each rank's.
+    ``dispatch_batches``: rank 0 reads for all; None means for iterable datasets only.
+    ``even_batches``: the tail is completed with samples from the start, so that all ranks take
+    equally many steps; metrics leave these repeats out.
+    ``use_seedable_sampler``: the shuffled order is a function of the epoch and of ``data_seed`` (or
+    of the seed that torch had at ``prepare``), whatever else is drawn; a ``data_seed`` alone asks
+    for it too.
+    ``non_blocking``: copies to the device do not wait (pin the loader's memory).
+    ``use_stateful_dataloader``: streams are read by torchdata's StatefulDataLoader, so that a
+    stream that has a state resumes without being read again.
+
+    Errors: ConfigError for a ``data_seed`` that is no number.
+    """
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = False
+    data_seed: int | None = None
+    non_blocking: bool = False
+    use_stateful_dataloader: bool = False
+
+    def __post_init__(self) -> None:
+        if self.data_seed is not None and (
+            isinstance(self.data_seed, bool) or not isinstance(self.data_seed, int)
+        ):
+            raise ConfigError(
+                f"data_seed={self.data_seed!r} is not a whole number.",
+                "the shuffled order of each epoch is computed from it.",
+                "write data_seed=42, or leave it out.",
+            )
+
+
+def checked_rng_types(rng_types: Iterable[Any] | None) -> tuple[str, ...]:
+    """Read which random numbers ranks share at the start of each pass, as plain words.
+
+    Errors: ConfigError naming the ones there are.
+    """
+    if isinstance(rng_types, str):
+        rng_types = [rng_types]
+    words = tuple(str(getattr(one, "value", one)) for one in rng_types or (GENERATOR,))
+    for word in words:
+        if word not in RNG_TYPES:
+            raise ConfigError(
+                f"rng_types has {word!r}.",
+                "random numbers that ranks can share are: " + ", ".join(RNG_TYPES) + ".",
+                'write rng_types=["torch"], or leave it out.',
+            )
+    return words
