@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from notebook_accel.config.adoption import adopt
 from notebook_accel.config.handlers import KwargsHandler
 from notebook_accel.config.training import accumulation_steps
 from notebook_accel.errors import ConfigError
@@ -40,6 +41,7 @@ def chosen_accumulation(
 
     Errors: ConfigError if both say a number, and not the same.
     """
+    plugin = adopt(plugin, GradientAccumulationPlugin)
     if plugin is None:
         return GradientAccumulationPlugin(num_steps=steps)
     if steps is None:

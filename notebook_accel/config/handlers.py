@@ -14,6 +14,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, TypeVar
 
+from notebook_accel.config.adoption import adopt
 from notebook_accel.config.wishes import COMM_HOOKS, COMM_WRAPPERS, DDP, Strategy, choose
 from notebook_accel.errors import ConfigError
 
@@ -175,7 +176,9 @@ class Handlers:
         Errors: ConfigError for what is no handler, and for two of a kind.
         """
         found: dict[type, KwargsHandler] = {}
-        for one in handlers or ():
+        kinds = {kind.__name__: kind for kind in KwargsHandler.__subclasses__()}
+        for given in handlers or ():
+            one = adopt(given, kinds.get(type(given).__name__, KwargsHandler))
             if not isinstance(one, KwargsHandler):
                 raise ConfigError(
                     f"kwargs_handlers has {one!r}, which is no handler.",
