@@ -205,6 +205,34 @@ def test_only_rank_0_keeps_numbers_and_the_curve_gets_them_too(logs, folder: Pat
     assert list(logs.history["loss"]) == [0.0]
 
 
+def leave_without_a_word(folder: str, fail: bool) -> None:
+    from notebook_accel.runtime.trackers.base import GeneralTracker
+
+    class Told(GeneralTracker):
+        name = "told"
+        requires_logging_directory = False
+        tracker = None
+
+        def finish(self) -> None:
+            (Path(folder) / f"finished{accelerator.process_index}").touch()
+
+    accelerator = Accelerator(log_with=Told())
+    accelerator.init_trackers("run")
+    if fail:
+        raise ValueError("the end")
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_trackers_are_closed_when_a_function_ends_without_end_training(
+    tmp_path: Path, fail: bool
+) -> None:
+    try:
+        notebook_launcher(leave_without_a_word, (str(tmp_path), fail), 2, device="cpu")
+    except ValueError:
+        assert fail
+    assert [one.name for one in tmp_path.iterdir()] == ["finished0"]
+
+
 def drift_apart(steps: int, accumulation: int) -> dict[str, Any]:
     from notebook_accel.runtime.local_sgd import LocalSGD
 
