@@ -210,6 +210,35 @@ def changes_the_world(folder: str, save: bool) -> Any:
     return losses
 
 
+def reads_a_part(folder: str, save: bool) -> list[int]:
+    """Read 8 of 24 rows and save, or load and read the rest; give this rank's rows."""
+    torch.manual_seed(0 if save else 1)
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(24), batch_size=2, shuffle=True))
+    if not save:
+        accelerator.load_state(folder)
+        return [row for batch in loader for row in batch.tolist()]
+    rows: list[int] = []
+    for batch in loader:
+        rows += batch.tolist()
+        if len(rows) * accelerator.num_processes == 8:
+            accelerator.save_state(folder)
+            break
+    return rows
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, 2), (2, 1), (2, 4)])
+def test_the_rest_of_a_pass_is_read_once_on_another_number_of_ranks(
+    tmp_path: Path, saved_by: int, loaded_by: int
+) -> None:
+    folder = str(tmp_path / "a")
+    first = notebook_launcher(reads_a_part, (folder, True), saved_by, device="cpu")
+    rest = notebook_launcher(reads_a_part, (folder, False), loaded_by, device="cpu")
+    read = [row for rank in range(saved_by) for row in first[rank]]
+    left = [row for rank in range(loaded_by) for row in rest[rank]]
+    assert len(read) == 8 and sorted(read + left) == list(range(24))
+
+
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, 2), (2, 1), (2, 4)])
 def test_a_run_goes_on_alike_on_another_number_of_ranks(
     tmp_path: Path, saved_by: int, loaded_by: int
