@@ -189,7 +189,7 @@ def distributed_sampler_shares(
 def split_between(inputs: Any, rank: int, size: int, padding: bool = False) -> Any:
     """Give rank ``rank`` its contiguous part of a sequence, tensor, array, or dict of those.
 
-    The first ranks get one item more when it does not come out even; ``padding`` repeats the
+    A dataset of columns (Hugging Face's) stays one. The first ranks get one item more when it does not come out even; ``padding`` repeats the
     last item instead, so that all parts are equally long.
 
     Errors: NotASequence for what cannot be cut; ConfigError for a dict of unequal lengths.
@@ -208,8 +208,12 @@ def split_between(inputs: Any, rank: int, size: int, padding: bool = False) -> A
     length = _length(inputs)
     share, extra = divmod(length, size)
     start = rank * share + min(rank, extra)
-    part = inputs[start : start + share + (rank < extra)]
-    missing = share + (extra > 0) - len(part)
+    stop = start + share + (rank < extra)
+    missing = share + (extra > 0) - (stop - start)
+    if hasattr(inputs, "select") and hasattr(inputs, "column_names"):  # a dataset of columns
+        repeats = [length - 1] * (missing if padding and length else 0)
+        return inputs.select([*range(start, stop), *repeats])
+    part = inputs[start:stop]
     if not padding or missing <= 0 or length == 0:
         return part
     return _lengthened(part, inputs[length - 1 : length], missing)

@@ -146,6 +146,26 @@ def test_splitting_between_processes_cuts_any_sequence() -> None:
     assert split_between([7], 2, 3, padding=True) == [7]
 
 
+def test_a_dataset_of_columns_is_cut_by_its_own_means() -> None:
+    class Columns:  # what Hugging Face's Dataset has: a slice of it would be a dict
+        column_names = ("x",)
+
+        def __init__(self, rows: list[int]) -> None:
+            self.rows = rows
+
+        def __len__(self) -> int:
+            return len(self.rows)
+
+        def __getitem__(self, key: object) -> dict:
+            raise AssertionError("not by slices")
+
+        def select(self, indices: list[int]) -> Columns:
+            return Columns([self.rows[index] for index in indices])
+
+    parts = [split_between(Columns([5, 6, 7]), rank, 2, padding=True) for rank in range(2)]
+    assert [part.rows for part in parts] == [[5, 6], [7, 7]]
+
+
 def test_splitting_leaves_the_given_dict_alone() -> None:
     inputs = {"a": [1, 2]}
     split_between(inputs, 0, 2)
