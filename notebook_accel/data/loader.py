@@ -170,6 +170,7 @@ class PreparedLoader(DataLoader[Any]):
             "samples": mark.samples,
             "base": None if order is None else order.base,
             "taken": 0,
+            "generators": [one.get_state() for one in self._generators()],
         }
         if one is not None:
             origin = mark.stream_origin if order is None else order.origin
@@ -189,12 +190,21 @@ class PreparedLoader(DataLoader[Any]):
         mark.epoch, mark.told, mark.samples = state["epoch"], state["told"], state["samples"]
         if self.reading.order is not None:
             self.reading.order.base = state["base"]
+        for generator, stood in zip(self._generators(), state["generators"], strict=False):
+            generator.set_state(stood)
         mark.resumed = None
         if state["taken"]:
             taken = state["taken"] * state["readers"] // self.reading.seat.size
             mark.resumed = Start(taken, state["origin"], state["seeds"])
         if mark.told:
             self.reading.tell(mark.epoch)
+
+    def _generators(self) -> list[torch.Generator]:
+        """The person's own generators, from which passes are drawn instead of the global one."""
+        loader = self.source
+        holders = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        found = [getattr(one, "generator", None) for one in holders]
+        return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
     @property
     def device(self) -> torch.device | None:
