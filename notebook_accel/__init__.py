@@ -16,6 +16,7 @@ _WHERE = {
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "DDPCommunicationHookType": "config.handlers",
+    "DataLoaderConfiguration": "config.loading",
     "DistributedDataParallelKwargs": "config.handlers",
     "DistributedOperationException": "errors",
     "DistributedType": "config.kinds",
@@ -39,6 +40,7 @@ _WHERE = {
     "notebook_launcher": "launch.launcher",
     "set_seed": "ranks.seeding",
     "shutdown": "launch.forkserver",
+    "skip_first_batches": "data.skip",
     "synchronize_rng_states": "runtime.operations",
     "without_guards": "config.guards",
 }
@@ -79,6 +81,8 @@ if TYPE_CHECKING:
     )
     from notebook_accel.config.installed import is_rich_available
     from notebook_accel.config.kinds import DistributedType
+    from notebook_accel.config.loading import DataLoaderConfiguration
+    from notebook_accel.data.skip import skip_first_batches
     from notebook_accel.errors import (
         CheckpointError,
         ConfigError,

@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from notebook_accel.config.kinds import RNGType
+from notebook_accel.config.wishes import choose
 from notebook_accel.errors import ConfigError
-
-GENERATOR = "generator"  # the random numbers of a loader's sampler, which ranks always share
-DEVICE_RNGS = ("cuda", "mps", "xpu", "npu", "mlu", "sdaa", "musa", "hpu", "xla", "neuron")
-RNG_TYPES = (GENERATOR, "torch", *DEVICE_RNGS)
 
 
 @dataclass
@@ -50,19 +48,11 @@ class DataLoaderConfiguration:
             )
 
 
-def checked_rng_types(rng_types: Iterable[Any] | None) -> tuple[str, ...]:
-    """Read which random numbers ranks share at the start of each pass, as plain words.
+def checked_rng_types(rng_types: Iterable[Any] | None) -> list[RNGType]:
+    """Read which random numbers ranks share at the start of each pass; None: those of samplers.
 
     Errors: ConfigError naming the ones there are.
     """
-    if isinstance(rng_types, str):
-        rng_types = [rng_types]
-    words = tuple(str(getattr(one, "value", one)) for one in rng_types or (GENERATOR,))
-    for word in words:
-        if word not in RNG_TYPES:
-            raise ConfigError(
-                f"rng_types has {word!r}.",
-                "random numbers that ranks can share are: " + ", ".join(RNG_TYPES) + ".",
-                'write rng_types=["torch"], or leave it out.',
-            )
-    return words
+    given = [rng_types] if isinstance(rng_types, str) else rng_types
+    given = [RNGType.GENERATOR] if given is None else given
+    return [RNGType(choose(one, "rng_types", RNGType.list())) for one in given]

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from notebook_accel.data.loader import Pass, Passes, num_rows
 from notebook_accel.data.shard import WHOLE, Share
-from notebook_accel.ranks.collectives import all_objects, gather, gather_rows, map_tree, rank_sizes
+from notebook_accel.ranks.collectives import all_objects, gather_rows, map_tree
+from notebook_accel.ranks.parcel import gather_tensors
 from notebook_accel.ranks.world import World
 
 _PLAIN = (str, bytes, int, float, complex, type(None))
@@ -26,22 +27,25 @@ def gather_for_metrics(
 
     Ranks: all ranks call it, with trees of the same structure.
     """
+    tensors: list[Tensor] = []
     objects: list[Any] = []
 
     def mark(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
+            tensors.append(leaf)
             return leaf
         objects.append(leaf)
         return _Object(len(objects) - 1)
 
     marked = map_tree(mark, tree, is_leaf=lambda one: _is_rows(one, use_gather_object))
     share = _share_of(tree, passes)
+    gathered = iter(_gather_tensors(tensors, share, world))
     every = all_objects(objects, world) if objects else []
 
     def fetch(leaf: Any) -> Any:
         if isinstance(leaf, _Object):
             return _join([one[leaf.index] for one in every], share)
-        return _gather_tensor(leaf, share, world) if isinstance(leaf, Tensor) else leaf
+        return next(gathered)
 
     return map_tree(fetch, marked)
 
@@ -107,19 +111,21 @@ def _kept(num: int, rows: int, real: int) -> int:
     return real if num == rows else num
 
 
-def _gather_tensor(tensor: Tensor, share: Share | None, world: World) -> Any:
-    if tensor.dim() == 0 or share is None or share.even:
-        return gather(tensor, world)
-    if len(set(share.rows)) == 1 and share.rows[0] != WHOLE:
-        if tensor.shape[0] != share.rows[0]:  # not one row a sample: nothing to leave out
-            return gather(tensor, world)
-        sizes = list(share.rows)
-    else:  # ranks may hold unlike numbers of rows: ask
-        sizes = rank_sizes(tensor.shape[0], world)
-    parts = gather_rows(tensor, sizes, world)
-    return torch.cat(
-        [
-            part[: _kept(num, rows, real)]
-            for part, num, rows, real in zip(parts, sizes, share.rows, share.real, strict=True)
-        ]
-    )
+def _gather_tensors(tensors: list[Tensor], share: Share | None, world: World) -> list[Tensor]:
+    if share is None or share.even or not tensors:
+        return gather_tensors(tensors, world)
+    rows = [one if one.dim() else one.reshape(1) for one in tensors]
+    num_rows = [one.shape[0] for one in rows]
+    sizes = [[num] * world.size for num in num_rows]
+    if share.rows[0] == WHOLE or len(set(share.rows)) > 1:  # ranks may hold unlike numbers: ask
+        asked = gather_tensors([torch.tensor(num_rows)], world)[0]
+        sizes = asked.view(world.size, -1).T.tolist()
+    gathered = []
+    for one, parts in zip(tensors, gather_rows(rows, sizes, world), strict=True):
+        if one.dim():
+            parts = [
+                part[: _kept(len(part), given, real)]
+                for part, given, real in zip(parts, share.rows, share.real, strict=True)
+            ]
+        gathered.append(torch.cat(parts))
+    return gathered

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
-from notebook_accel.config.loading import GENERATOR, DataLoaderConfiguration
+from notebook_accel.config.kinds import RNGType
+from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.data.apart import FetchedApart, as_fetched
 from notebook_accel.data.dealers import (
     Dealer,
@@ -24,6 +25,7 @@ from notebook_accel.data.reading import Reading, Seat
 from notebook_accel.data.shard import Rule
 from notebook_accel.data.stream import CollateDealt, ShardedStream, SharedStream
 from notebook_accel.errors import ConfigError
+from notebook_accel.ranks.collectives import broadcast
 from notebook_accel.ranks.world import World
 
 
@@ -35,7 +37,7 @@ def prepare_loader(
     put_on_device: bool = True,
     passes: Passes | None = None,
     loading: DataLoaderConfiguration | None = None,
-    rng_types: tuple[str, ...] = (GENERATOR,),
+    rng_types: tuple[RNGType, ...] = (),
 ) -> PreparedLoader:
     """Make the loader that reads rank ``data_rank``'s share among ``data_size`` readers.
 
@@ -50,7 +52,7 @@ def prepare_loader(
         data_size,
         world.device if put_on_device and world.device.type != "cpu" else None,
         loading.non_blocking or source.pin_memory,
-        tuple(kind for kind in rng_types if kind != GENERATOR) if world.size > 1 else (),
+        rng_types if world.size > 1 else (),
     )
     reader = copy.copy(source)
     vars(reader)["_iterator"] = None  # live workers stay with the person's own loader
@@ -96,13 +98,14 @@ def _dealer(
 ) -> Dealer:
     """What deals the indices of a map-style dataset."""
     world = seat.world if dispatch is None else World.alone()  # rank 0 asks nobody
+    data_seed = _data_seed(loading, seat.world)
     given = source.batch_sampler
     singly = given is None
     if given is None:
-        order = AgreedOrder(source.sampler, world, _data_seed(loading))
+        order = AgreedOrder(source.sampler, world, data_seed)
         batches: Any = order
     else:
-        batches, order = _agreed(given, world, _data_seed(loading))
+        batches, order = _agreed(given, world, data_seed)
     if seat.size == 1:
         return Dealer(batches, order)
     rule = _rule(1 if singly else _batch_size(given), given, seat, loading)
@@ -128,10 +131,10 @@ def _agreed(batches: Any, world: World, data_seed: int | None) -> tuple[Any, Agr
     return inner, order
 
 
-def _data_seed(loading: DataLoaderConfiguration) -> int | None:
-    if loading.data_seed is not None:
+def _data_seed(loading: DataLoaderConfiguration, world: World) -> int | None:
+    if loading.data_seed is not None or not loading.use_seedable_sampler:
         return loading.data_seed
-    return torch.initial_seed() if loading.use_seedable_sampler else None
+    return int(broadcast(torch.tensor(torch.initial_seed() % 2**63), world).item())
 
 
 def _share_stream(reader: DataLoader[Any], rule: Rule, dispatch: Dispatch | None) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from notebook_accel.config.kinds import RNGType
 from notebook_accel.data.apart import FetchedApart
 from notebook_accel.data.dealers import Dealer, DealtBatches, Start
 from notebook_accel.data.dispatch import Dispatch, grouped
@@ -22,7 +23,7 @@ from notebook_accel.data.shard import Share
 from notebook_accel.data.stream import SharedStream
 from notebook_accel.data.waiting import Waiting
 from notebook_accel.ranks.collectives import broadcast
-from notebook_accel.ranks.seeding import synchronize_rng_states
+from notebook_accel.ranks.seeding import share_rng_states
 from notebook_accel.ranks.world import World
 
 
@@ -39,7 +40,7 @@ class Seat:
     size: int
     device: torch.device | None
     non_blocking: bool
-    rng_types: tuple[str, ...] = ()
+    rng_types: tuple[RNGType, ...] = ()
 
 
 class Bookmark:
@@ -139,7 +140,7 @@ class Reading:
         """
         seat, dealer = self.seat, self.dealer
         if seat.rng_types:
-            synchronize_rng_states(seat.rng_types, world=seat.world)
+            share_rng_states(seat.rng_types, seat.world)
         generator = self._source.generator
         if start.seeds is not None and (dealer is not None or generator is not None):
             generator = generator_at(start.seeds)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
-from notebook_accel.config.loading import GENERATOR, checked_rng_types
+from notebook_accel.config.kinds import RNGType
 from notebook_accel.ranks.collectives import broadcast
 from notebook_accel.ranks.place import placement_here
 from notebook_accel.ranks.world import World
@@ -43,23 +42,15 @@ def draw_shared_seed(world: World) -> int:
     return int(broadcast(number, world).item())
 
 
-def synchronize_rng_states(
-    rng_types: Iterable[Any], generator: torch.Generator | None = None, world: World | None = None
-) -> None:
-    """Set generators of this rank to where rank 0's stand: "torch", "cuda", ..., "generator".
+def share_rng_states(kinds: Iterable[RNGType], world: World) -> None:
+    """Set this rank's global generators to where rank 0's stand: torch's, or its device's.
 
-    "generator" is the one given. ``world`` is this process's own, if it is left out.
-
-    Ranks: all ranks call it, with the same ``rng_types``.
-    Errors: ConfigError for a kind of random numbers that there is not.
+    Ranks: all ranks call it.
     """
-    world = World.join() if world is None else world
-    for kind in checked_rng_types(rng_types):
-        if kind == "torch":
+    for kind in kinds:
+        if kind == RNGType.TORCH:
             torch.set_rng_state(broadcast(torch.get_rng_state(), world))
-        elif kind == GENERATOR:
-            if generator is not None:
-                generator.set_state(broadcast(generator.get_state(), world))
-        else:
-            device = torch.get_device_module(kind)
-            device.set_rng_state(broadcast(device.get_rng_state(), world))
+        elif kind.value == world.device.type:
+            module = torch.get_device_module(world.device)
+            state = module.get_rng_state(world.device)
+            module.set_rng_state(broadcast(state, world), world.device)

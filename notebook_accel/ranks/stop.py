@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -48,6 +50,16 @@ class StopAgreement:
         self._count += 1
         if self._count >= self._next:
             self._check()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count no boundary inside the block, where ranks pass unlike numbers of them."""
+        before = self._count, self._next
+        self._next = sys.maxsize
+        try:
+            yield
+        finally:
+            self._count, self._next = before
 
     def _check(self) -> None:
         assert self._flags is not None

@@ -29,6 +29,7 @@ from notebook_accel.config.handlers import (
     InitProcessGroupKwargs,
     KwargsHandler,
 )
+from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
@@ -39,6 +40,7 @@ from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.explain import Explaining
 from notebook_accel.runtime.faces import faces_of
+from notebook_accel.runtime.feeding import Feeding
 from notebook_accel.runtime.guards import Guards
 from notebook_accel.runtime.keeping import Keeping
 from notebook_accel.runtime.live import LiveEvents
@@ -52,7 +54,7 @@ from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
 
-class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording):
+class Accelerator(AmongRanks, Feeding, Showing, Explaining, Keeping, Profiling, Recording):
     """Makes an ordinary training loop run on whatever there is: one process or many.
 
     ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
@@ -63,7 +65,9 @@ class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording
     batches need it; ``schedule_in_updates`` makes it one step an update on any number of ranks.
     ``log_with`` names trackers ("jsonl", "tensorboard", "wandb", ..., "all") or holds them;
     ``project_dir`` or ``project_config`` say where files go. ``dynamo_backend`` or
-    ``dynamo_plugin`` compile prepared models.
+    ``dynamo_plugin`` compile prepared models. ``dataloader_config`` says how loaders read
+    (``split_batches`` is a short form of its field), ``rng_types`` which random numbers ranks share
+    at the start of each pass.
 
     Ranks: every rank makes one; several Accelerators of one process do not touch each other.
     Errors: ConfigError for values that cannot be; NotHere for plugins that come later.
@@ -72,13 +76,16 @@ class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording
     def __init__(
         self,
         device_placement: bool = True,
+        split_batches: bool | None = None,
         mixed_precision: str | None = None,
         gradient_accumulation_steps: int | None = None,
         cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: Any = None,
         fsdp_plugin: Any = None,
         torch_tp_plugin: Any = None,
         megatron_lm_plugin: Any = None,
+        rng_types: Iterable[Any] | None = None,
         log_with: Any = None,
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
@@ -111,6 +118,7 @@ class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording
         self._dynamo = chosen_plugin(dynamo_backend, dynamo_plugin)
         super().__init__(World.join(cpu, **self._handlers.kwargs(InitProcessGroupKwargs)), flags)
         self.device_placement = device_placement
+        self._choose_loading(dataloader_config, split_batches, rng_types)
         numbers = Precision(
             precision,
             self._world.device,
@@ -125,7 +133,9 @@ class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording
             self._passes,
             self._after_step,
             step_scheduler_with_optimizer,
-            1 if schedule_in_updates else self._engine.layout.data_size,
+            1 if schedule_in_updates or self.split_batches else self._engine.layout.data_size,
+            self.dataloader_config,
+            self.rng_types,
         )
         self._guards = Guards(self._world, self._engine, self._clock)
         self.project_configuration = project_config or ProjectConfiguration()
@@ -211,8 +221,13 @@ class Accelerator(AmongRanks, Showing, Explaining, Keeping, Profiling, Recording
         """Prepare one scheduler, after its optimizer."""
         return self.prepare(scheduler)
 
-    def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None) -> Any:
-        """Prepare one loader."""
+    def prepare_data_loader(
+        self,
+        data_loader: Any,
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Any = None,
+    ) -> Any:
+        """Prepare one loader; ``slice_fn_for_dispatch`` is not needed: no batch is ever cut."""
         put = self.device_placement if device_placement is None else device_placement
         return self.prepare(data_loader, device_placement=[put])
 

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from notebook_accel.config.kinds import RNGType
+from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.data.loader import Passes, PreparedLoader
 from notebook_accel.data.prepare import prepare_loader
 from notebook_accel.events import context
@@ -22,7 +24,8 @@ from notebook_accel.strategies.base import Engine, Parts
 class Wardrobe:
     """Dresses objects for one Accelerator, and remembers what it dressed.
 
-    A scheduler moves by ``schedule_steps`` at each optimizer step.
+    A scheduler moves by ``schedule_steps`` at each optimizer step; ``loading`` and ``rng_types``
+    say how loaders read.
     """
 
     def __init__(
@@ -33,8 +36,12 @@ class Wardrobe:
         after_step: Callable[[int], None],
         step_scheduler_with_optimizer: bool,
         schedule_steps: int,
+        loading: DataLoaderConfiguration,
+        rng_types: list[RNGType],
     ) -> None:
         self._engine = engine
+        self._loading = loading
+        self._rng_types = tuple(one for one in rng_types if one != RNGType.GENERATOR)
         self._clock = clock
         self._passes = passes
         self._after_step = after_step
@@ -107,6 +114,8 @@ class Wardrobe:
             layout.data_size,
             put_on_device=put,
             passes=self._passes,
+            loading=self._loading,
+            rng_types=self._rng_types,
         )
         self.loaders.append(loader)
         return loader
