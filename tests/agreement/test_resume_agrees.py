@@ -24,13 +24,15 @@ ROWS = 26  # 13 batches: an uneven last one among 2 ranks
 class Run:
     """One training run, which can be saved and resumed at any batch."""
 
-    def __init__(self, seed: int, **loader: Any) -> None:
+    def __init__(self, seed: int, accumulate: int = 1, own: bool = False, **loader: Any) -> None:
         torch.manual_seed(0)
         x = torch.randn(ROWS, 4)
         y = (x[:, :1] + x[:, 1:2]).tanh()
         rows = torch.arange(ROWS).unsqueeze(1)
         torch.manual_seed(seed)
-        self.accelerator = Accelerator(cpu=True)
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+        if own:
+            loader["generator"] = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed + self.accelerator.process_index)  # ranks drop out differently
         model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -46,11 +48,12 @@ class Run:
         """Train one pass over ``self.loader``, or stop in the middle of it and save."""
         self.orders.append([])
         for number, (x, y, rows) in enumerate(self.loader, 1):
-            loss = nn.functional.mse_loss(self.model(x), y)
-            self.accelerator.backward(loss)
-            self.optimizer.step()
-            self.schedule.step()
-            self.optimizer.zero_grad()
+            with self.accelerator.accumulate(self.model):
+                loss = nn.functional.mse_loss(self.model(x), y)
+                self.accelerator.backward(loss)
+                self.optimizer.step()
+                self.schedule.step()
+                self.optimizer.zero_grad()
             self.losses.append(loss.item())
             self.orders[-1].append(rows.flatten().tolist())
             if number == save_after:
@@ -62,8 +65,8 @@ class Run:
         return [v for one in state.values() for v in one.flatten().tolist()]
 
 
-def never_stopped(**loader: Any) -> Run:
-    run = Run(1, **loader)
+def never_stopped(**how: Any) -> Run:
+    run = Run(1, **how)
     for _ in range(NUM_EPOCHS):
         run.epoch()
     return run
@@ -79,40 +82,45 @@ def compare(whole: Run, resumed: Run, skipped: int) -> dict[str, bool]:
     }
 
 
-def resume_everywhere(folder: str) -> dict[str, dict[str, bool]]:
+LAST = 13 // 2  # the last batch but one on two ranks, the middle on one
+WAYS: dict[str, tuple[dict[str, Any], list[tuple[int, int]]]] = {
+    "plain": ({}, [(1, 0), (0, 2), (1, 1), (2, LAST), (1, -1)]),
+    "workers": ({"num_workers": 1}, [(1, 1)]),
+    "accumulating": ({"accumulate": 2}, [(1, 2), (1, 0)]),
+    "own generator": ({"own": True}, [(1, 1), (1, 0)]),
+}
+PLACES = [f"{name}, epoch {e}, batch {b}" for name, (_, places) in WAYS.items() for e, b in places]
+
+
+def resume_everywhere(folder: str) -> list[dict[str, bool]]:
     """Save at many places of a run, resume from each, and compare with the run never stopped."""
-    said = {}
-    for name, loader in {"plain": {}, "workers": {"num_workers": 1}}.items():
-        whole = never_stopped(**loader)
-        per_epoch = len(whole.loader)
-        for epoch, batch in [(1, 0), (0, 2), (1, 1), (2, per_epoch - 1), (1, per_epoch)]:
-            if name == "workers" and (epoch, batch) != (1, 1):
-                continue
-            stopped = Run(1, **loader)
+    said = []
+    for name, (how, places) in WAYS.items():
+        whole = never_stopped(**how)
+        for epoch, batch in places:
+            if batch < 0:  # at the end of the pass, still inside its loop
+                batch = len(whole.loader)
+            place = f"{folder}/{name}-{epoch}-{batch}"
+            stopped = Run(1, **how)
             for _ in range(epoch):
                 stopped.epoch()
-            place = f"{folder}/{name}-{epoch}-{batch}"
             if batch:
                 stopped.epoch(batch, place)
             else:
                 stopped.accelerator.save_state(place)
-            resumed = Run(2, **loader)  # another seed: nothing may depend on it
+            resumed = Run(2, **how)  # another seed: nothing may depend on it
             resumed.accelerator.load_state(place)
             for _ in range(epoch, NUM_EPOCHS):
                 resumed.epoch()
-            skipped = epoch * per_epoch + batch
-            said[f"{name} {epoch} {batch}"] = compare(whole, resumed, skipped)
+            said.append(compare(whole, resumed, epoch * len(whole.loader) + batch))
     return said
 
 
-PLACES = ["plain 1 0", "plain 0 2", "plain 1 1", "plain 2 last", "plain 1 end", "workers 1 1"]
-
-
 @pytest.fixture(scope="module", params=[1, 2])
-def comparisons(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def comparisons(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict]]:
     folder = str(tmp_path_factory.mktemp("resume"))
     run = notebook_launcher(resume_everywhere, (folder,), request.param, device="cpu")
-    return [list(run[rank].values()) for rank in range(request.param)]
+    return [run[rank] for rank in range(request.param)]
 
 
 @pytest.mark.parametrize("place", range(len(PLACES)), ids=PLACES)
