@@ -115,6 +115,7 @@ def test_an_interrupt_during_the_start_leaves_nothing(kernel, times, method):
         time.sleep(moments.uniform(0, 0.12))
         kernel.interrupt()
         reply = kernel.finish(cell, timeout_s=20)
-        assert reply.error in ("RunInterrupted", "KeyboardInterrupt"), reply.messages
+        ends = ("RunInterrupted", "KeyboardInterrupt")  # IPython may fail to format the second
+        assert reply.error in ends or "KeyboardInterrupt" in said(reply), reply.messages
         assert wait_gone(family(kernel.pid) - forkservers(kernel.pid)) == set()
     check_aftermath(kernel, [], method)
