@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from notebook_accel.data.loader import Pass, Passes, num_rows
 from notebook_accel.data.shard import WHOLE, Share
+from notebook_accel.events import rails
+from notebook_accel.events.lines import persons_frame
 from notebook_accel.ranks.collectives import all_objects, gather_rows, map_tree
 from notebook_accel.ranks.parcel import gather_tensors
 from notebook_accel.ranks.world import World
@@ -71,6 +74,7 @@ def _share_of(tree: Any, passes: Passes) -> Share | None:
     batch has as many rows.
     """
     if not passes.active:
+        _warn_of_the_end(tree, passes)
         return None
     current = passes.active[-1]
     if len(passes.active) > 1:
@@ -80,6 +84,24 @@ def _share_of(tree: Any, passes: Passes) -> Share | None:
         alike = [one for one in newest_first if num_rows(one.batch) == rows]
         current = (owners or alike or newest_first)[0]
     return current.share
+
+
+def _warn_of_the_end(tree: Any, passes: Passes) -> None:
+    """Tell who gathers after the loop what belongs to a whole pass, repeats included."""
+    ended = passes.ended
+    if ended is None or not ended.repeated or ended.num_batches < 2:
+        return
+    if all(tensor.dim() == 0 or tensor.shape[0] != ended.rows for tensor in _tensors(tree)):
+        return
+    person = persons_frame(sys._getframe(1))
+    rails.warn(
+        "late-gather",
+        f"gather_for_metrics got {ended.rows} rows after the loop: all that this rank read",
+        "samples that were repeated to make ranks even can be told only batch by batch; they are "
+        "still in the result, and the order of samples is not the dataset's",
+        "gather each batch inside the loop, and concatenate what comes back",
+        *(("", 0) if person is None else (person.f_code.co_filename, person.f_lineno)),
+    )
 
 
 def _tensors(tree: Any) -> list[Tensor]:

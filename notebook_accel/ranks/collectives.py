@@ -17,6 +17,7 @@ from torch import Tensor
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.alike import check_alike
+from notebook_accel.ranks.parcel import gather_tensors
 from notebook_accel.ranks.world import World
 
 REDUCTIONS = ("sum", "mean", "max", "min", "none")
@@ -54,20 +55,27 @@ def gather(tree: Any, world: World) -> Any:
     Ranks:  all ranks call it, with equal shapes; all get the whole.
     """
     _check("gather", tree, world)
-    return map_tensors(lambda tensor: _gather_tensor(tensor, world).flatten(0, 1), tree)
+    tensors: list[Tensor] = []
+    map_tensors(tensors.append, tree)
+    gathered = iter(gather_tensors(tensors, world))
+    return map_tensors(lambda _: next(gathered), tree)
 
 
-def gather_rows(tensor: Tensor, rows: list[int], world: World) -> list[Tensor]:
-    """Gather tensors that differ in dimension 0; gives one tensor a rank.
+def gather_rows(tensors: list[Tensor], sizes: list[list[int]], world: World) -> list[list[Tensor]]:
+    """Gather tensors that differ in dimension 0; gives for each tensor its part of each rank.
 
-    ``rows`` says how many rows each rank brings, the same list on all ranks.
+    ``sizes`` says for each tensor how many rows each rank brings, the same on all ranks.
 
     Ranks: all ranks call it.
     """
-    longest = max(rows)
-    if tensor.shape[0] < longest:
-        tensor = _grown(tensor, 0, longest, 0, first=False)
-    return [part[:n] for part, n in zip(_gather_tensor(tensor, world), rows, strict=True)]
+    even = [
+        one if one.shape[0] == max(rows) else _grown(one, 0, max(rows), 0, first=False)
+        for one, rows in zip(tensors, sizes, strict=True)
+    ]
+    return [
+        [part[:n] for part, n in zip(joined.tensor_split(world.size), rows, strict=True)]
+        for joined, rows in zip(gather_tensors(even, world), sizes, strict=True)
+    ]
 
 
 def gather_object(obj: Any, world: World) -> list[Any]:
@@ -148,7 +156,7 @@ def rank_sizes(size: int, world: World) -> list[int]:
 
     Ranks: all ranks call it.
     """
-    sizes: list[int] = _gather_tensor(torch.tensor([size]), world).flatten().tolist()
+    sizes: list[int] = gather_tensors([torch.tensor([size])], world)[0].tolist()
     return sizes
 
 
@@ -167,23 +175,6 @@ def _grown(tensor: Tensor, dim: int, size: int, fill: int, first: bool) -> Tenso
     start = size - tensor.shape[dim] if first else 0
     grown.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
     return grown
-
-
-def _gather_tensor(tensor: Tensor, world: World) -> Tensor:
-    """One all_gather: ``[n, ...]`` gives ``[size, n, ...]``, ``[]`` gives ``[size, 1]``."""
-    tensor = tensor.detach()
-    if tensor.dim() == 0:
-        tensor = tensor.reshape(1)
-    if world.size == 1:
-        return tensor.unsqueeze(0)
-    shape = (world.size, *tensor.shape)
-    if tensor.numel() == 0:
-        return tensor.new_empty(shape)
-    # As bytes: gloo and nccl do not know every dtype.
-    sent = tensor.to(world.wire).contiguous().view(-1).view(torch.uint8)
-    received = torch.empty(world.size, sent.numel(), dtype=torch.uint8, device=sent.device)
-    watch.all_gather(list(received.unbind(0)), sent)
-    return received.view(-1).view(tensor.dtype).view(shape).to(tensor.device)
 
 
 def _reduce_tensor(tensor: Tensor, world: World, reduction: str, scale: float) -> Tensor:

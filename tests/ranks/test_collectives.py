@@ -69,7 +69,7 @@ def two_ranks():
     ]
     said["gather_empty"] = list(c.gather(torch.empty(0, 3), world).shape)
     rows = [torch.zeros(3, 2), torch.ones(1, 2)][rank]
-    said["gather_rows"] = [len(part) for part in c.gather_rows(rows, [3, 1], world)]
+    said["gather_rows"] = [len(part) for part in c.gather_rows([rows], [[3, 1]], world)[0]]
     said["objects"] = [
         c.gather_object({"r": rank}, world),
         c.gather_object("ab", world),
