@@ -190,7 +190,7 @@ def split_between(inputs: Any, rank: int, size: int, padding: bool = False) -> A
     """Give rank ``rank`` its contiguous part of a sequence, tensor, array, or dict of those.
 
     A dataset of columns (Hugging Face's) stays one. The first ranks get one item more when it does
-    not come out even; ``padding`` repeats the last item instead, so that all parts are equally long.
+    not come out even; ``padding`` repeats the last item instead: then all parts are equally long.
 
     Errors: NotASequence for what cannot be cut; ConfigError for a dict of unequal lengths.
     """
