@@ -51,7 +51,7 @@ def test_an_unknown_precision_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError) as error:
         Accelerator(mixed_precision="fp17", cpu=True)
     assert "mixed_precision='fp17' (the argument of Accelerator) is unknown" in str(error.value)
-    assert "no, bf16, fp16" in str(error.value)
+    assert "no, fp16, bf16" in str(error.value)
     assert 'mixed_precision="bf16"' in str(error.value)
 
 
