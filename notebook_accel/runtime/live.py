@@ -54,6 +54,10 @@ class LiveEvents:
             series.total = series.total + value
             series.count += 1
 
+    def ignore_losses(self) -> None:
+        """Leave losses to whoever logs them by name."""
+        self._owns_loss = False
+
     def stepped(self, step: int, one: Pass | None) -> None:
         """Send what the window that ends with optimizer step ``step`` brought."""
         means = []
