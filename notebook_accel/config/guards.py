@@ -19,6 +19,7 @@ NAMES = {
     "device": "a model computes on a device that is not this rank's",
     "wrapped-save": "a wrapped model is saved",
     "plain-gather": "gather() keeps the samples repeated in the last batch",
+    "late-gather": "gather_for_metrics() after the loop cannot leave repeated samples out",
     "effective-batch": "what an optimizer step sees changed with the number of processes",
     "unpinned": "non_blocking copies from memory that is not pinned",
     "slow-loader": "training waits for its data",

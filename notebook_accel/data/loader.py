@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,14 +49,25 @@ class Pass:
         return None if self.num_batches is None else self.num_batches - self.taken + 1
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A pass that is over: how many batches and rows this rank had, some rows ``repeated``."""
+
+    num_batches: int
+    rows: int
+    repeated: bool
+
+
 class Passes:
     """The walks in progress, the most recently advanced one last.
 
-    A loop that ends, or is broken out of, leaves this list: nothing stays behind.
+    A loop that ends, or is broken out of, leaves this list: nothing stays behind but ``ended``,
+    what the newest pass that came to its end had read.
     """
 
     def __init__(self) -> None:
         self.active: list[Pass] = []
+        self.ended: Ended | None = None
 
     @property
     def current(self) -> Pass | None:
@@ -245,6 +256,7 @@ class PreparedLoader(DataLoader[Any]):
     def _walk(self, batches: Iterator[Any], shares: deque[Share] | None, one: Pass) -> Any:
         passes, mark, seat = self.passes, self._mark, self.reading.seat
         device = seat.device
+        samples_before = mark.samples
         try:
             if one.num_batches is None and self.reading.dispatch is None:
                 batches = _with_end(batches, one)
@@ -263,6 +275,9 @@ class PreparedLoader(DataLoader[Any]):
                 mark.samples += num_rows(batch)
                 passes.advance(one)
                 yield batch
+            if one.share is not None:
+                repeated = one.share.real != one.share.rows
+                passes.ended = Ended(one.taken, mark.samples - samples_before, repeated)
         finally:
             one.batch = None
             passes.end(one)

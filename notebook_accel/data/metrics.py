@@ -30,6 +30,11 @@ def gather_for_metrics(
 
     Ranks: all ranks call it, with trees of the same structure.
     """
+    if isinstance(tree, Tensor):
+        return _gather_tensors([tree], _share_of(tree, passes), world)[0]
+    if type(tree) in (tuple, list) and tree and all(isinstance(one, Tensor) for one in tree):
+        # Most often it is such a pair, and this is called once a batch.
+        return type(tree)(_gather_tensors(list(tree), _share_of(tree, passes), world))
     tensors: list[Tensor] = []
     objects: list[Any] = []
 

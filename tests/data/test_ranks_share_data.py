@@ -245,7 +245,11 @@ def starves_a_rank():
 
     world = World.join(cpu=True)
     loader = prepare_loader(
-        DataLoader(range(1), batch_size=4), world, world.rank, world.size, loading=DataLoaderConfiguration(even_batches=False)
+        DataLoader(range(1), batch_size=4),
+        world,
+        world.rank,
+        world.size,
+        loading=DataLoaderConfiguration(even_batches=False),
     )
     return [len(loader), [batch.tolist() for batch in loader]]
 
