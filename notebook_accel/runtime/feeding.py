@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -96,7 +96,8 @@ class Feeding:
         A rank that is out of batches joins in the gradient averages of the others until they are
         done too. ``joinables`` are prepared models. ``even_batches=False`` reads the tail of
         prepared loaders as it is, without repeats, inside the block; with even batches there is
-        nothing to join. Collectives of your own do not belong inside.
+        nothing to join. Collectives of your own do not belong inside; a run that is asked to stop
+        stops after the block.
 
         Ranks: all ranks enter it.
         """
@@ -109,8 +110,11 @@ class Feeding:
         models = [one for one in joinables if isinstance(one, Joinable)]
         uneven = self._world.size > 1 and not even and bool(models)
         try:
-            # Ranks count boundaries alike; where they take unlike numbers of steps they cannot.
-            with self._stop.paused(), Join(models, enable=uneven):
+            with ExitStack() as stack:
+                if uneven:
+                    # Ranks that take unlike numbers of steps cannot count boundaries alike.
+                    stack.enter_context(self._stop.paused())
+                    stack.enter_context(Join(models))
                 yield
         finally:
             for one, was in zip(loaders, before, strict=True):
