@@ -62,7 +62,8 @@ def gather_tensors(tensors: list[Tensor], world: World) -> list[Tensor]:
     Shapes: ``[n, ...]`` on each rank gives ``[size * n, ...]``; a 0-d tensor gives ``[size]``.
     Ranks:  all ranks call it, with equal shapes and dtypes; all get the whole.
     """
-    tensors = [one.detach() if one.dim() else one.detach().reshape(1) for one in tensors]
+    tensors = [one.detach() if one.requires_grad else one for one in tensors]
+    tensors = [one if one.shape else one.reshape(1) for one in tensors]
     if world.size == 1 or not tensors:
         return tensors
     device = world.wire
