@@ -199,12 +199,12 @@ class Rehearsal:
             for handle in self._handles:
                 handle.remove()
             return
-        frame: FrameType | None = sys._getframe(1)
+        frame = sys._getframe().f_back  # None in a thread of autograd, which serves a GPU
         self._rates.append(self._optimizer.param_groups[0]["lr"])
         if self._models is None:
             self._models = self._find_models()
         person = persons_frame(frame)
-        if person is None:  # a thread of autograd: nobody's lines are to be seen
+        if person is None:
             return
         direct = not _ours_between(frame, person)
         if direct and (self._engine.scales or self._clock.num_steps > 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
 import io
 import pickle
@@ -122,6 +123,18 @@ def test_a_rehearsal_leaves_no_hook_behind() -> None:
         optimizer.step()
     assert not optimizer.inner._optimizer_step_pre_hooks
     assert not any(one._backward_hooks for one in model.parameters())
+
+
+def test_a_gradient_that_comes_in_a_thread_of_autograd_is_nobodys_line() -> None:
+    """So it is on a GPU: there is no Python frame below the hook."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, _, _ = parts(accelerator)
+    (hook,) = (list(model.parameters())[-1]._backward_hooks or {}).values()
+    _thread.start_new_thread(hook, (torch.ones(1),))  # nothing of Python's calls it
+    deadline = time.monotonic() + 20
+    while len(hook.__self__._rates) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 # ── at prepare ────────────────────────────────────────────────────────────────────────────────
