@@ -76,7 +76,9 @@ class PreparedOptimizer(Optimizer):
         if self._spent or not self._clock.pending:
             self._engine.zero_grad(self.inner, set_to_none)
             self._spent = False
-            self._settled = False
+            if self._settled:
+                self._settled = False
+                self._engine.forget(self.inner)
 
     def abandon(self) -> None:
         """Clear gradients that no step will use, also in an open window."""

@@ -165,6 +165,11 @@ class Engine:
         if self.precision.scaler is not None:
             self.precision.scaler.unscale_(optimizer)
 
+    def forget(self, optimizer: Optimizer) -> None:
+        """Note that gradients were unscaled, and then cleared without a step."""
+        if self.precision.scaler is not None:
+            self.precision.scaler.forget(optimizer)
+
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together."""
         grads = [one.grad for one in parameters if one.grad is not None]
@@ -202,7 +207,6 @@ class Engine:
             )
         self._ran.discard(id(optimizer))
         scaler.step(optimizer)
-        scaler.update()
         return id(optimizer) in self._ran, None
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:

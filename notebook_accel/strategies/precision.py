@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from notebook_accel.ranks.collectives import map_tensors
+from notebook_accel.strategies.scaling import LossScaler
 
 _DTYPES = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,7 +35,7 @@ class Precision:
         self.name = name
         self.dtype: torch.dtype | None = _DTYPES[name]
         self.device_type = device.type
-        self.scaler = torch.amp.GradScaler(device.type, **scaler) if name == "fp16" else None
+        self.scaler = LossScaler(device.type, **scaler) if name == "fp16" else None
         self._cast = dict(cast)
 
     def autocast(self, **cast: Any) -> Any:
