@@ -24,11 +24,13 @@ class Start:
 
     A pass that is begun anew, because a run was resumed, knows its ``origin`` (how its order was
     drawn) and ``seeds`` (where the generator stood that seeds workers): then nothing is drawn.
+    ``state`` is that of a stateful reader, which then skips by itself.
     """
 
     skip: int = 0
     origin: dict[str, Any] | None = None
     seeds: Tensor | None = None
+    state: Any = None
 
 
 class Dealer:

@@ -11,6 +11,7 @@ import pickle
 import struct
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Dispatch:
             upcoming = self._next(groups)  # one ahead: the last batch is to be known as such
             parcels = [self._parcel(group, reader, upcoming) for reader in self._data_ranks]
             self._send([(parcel, upcoming is _END) for parcel in parcels])
-            yield parcels[0]
+            yield replace(parcels[0], state=group.state)
 
     def _next(self, groups: Iterator[Dealt]) -> Any:
         try:

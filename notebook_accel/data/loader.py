@@ -126,7 +126,7 @@ class PreparedLoader(DataLoader[Any]):
         mark = self._mark
         start, mark.resumed = mark.resumed or Start(), None
         if self._skip:  # counts from the start of the pass, also in one that a resumed run goes on
-            start = replace(start, skip=self._skip)
+            start = replace(start, skip=self._skip, state=None)
         if mark.told:
             self.reading.tell(mark.epoch)
         one = Pass(self, self.reading.num_batches, mark.epoch)
@@ -186,7 +186,7 @@ class PreparedLoader(DataLoader[Any]):
         if one is not None:
             origin = mark.stream_origin if order is None else order.origin
             state.update(epoch=one.epoch, taken=one.taken, readers=self.reading.seat.size)
-            state.update(origin=origin, seeds=mark.seeds)
+            state.update(origin=origin, seeds=mark.seeds, stream=mark.stream_state)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -205,8 +205,10 @@ class PreparedLoader(DataLoader[Any]):
             generator.set_state(stood)
         mark.resumed = None
         if state["taken"]:
-            taken = state["taken"] * state["readers"] // self.reading.seat.size
-            mark.resumed = Start(taken, state["origin"], state["seeds"])
+            readers = self.reading.seat.size
+            taken = state["taken"] * state["readers"] // readers
+            stream = state["stream"] if state["readers"] == readers else None
+            mark.resumed = Start(taken, state["origin"], state["seeds"], stream)
         if mark.told:
             self.reading.tell(mark.epoch)
 
@@ -263,7 +265,7 @@ class PreparedLoader(DataLoader[Any]):
             for batch in batches:
                 if type(batch) is Dealt:
                     one.share, one.is_last = batch.share, batch.is_last or one.is_last
-                    batch = batch.content
+                    mark.stream_state, batch = batch.state, batch.content
                 elif shares is not None:
                     one.share = shares.popleft()
                 if device is not None:

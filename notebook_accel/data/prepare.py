@@ -23,7 +23,8 @@ from notebook_accel.data.loader import Passes, PreparedLoader
 from notebook_accel.data.order import AgreedOrder
 from notebook_accel.data.reading import Reading, Seat
 from notebook_accel.data.shard import Rule
-from notebook_accel.data.stream import CollateDealt, ShardedStream, SharedStream
+from notebook_accel.data.stateful import is_stateful, plain_copy, stateful_copy
+from notebook_accel.data.stream import CollateDealt, stream_of_steps
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.collectives import broadcast
 from notebook_accel.ranks.world import World
@@ -54,8 +55,7 @@ def prepare_loader(
         loading.non_blocking or source.pin_memory,
         rng_types if world.size > 1 else (),
     )
-    reader = copy.copy(source)
-    vars(reader)["_iterator"] = None  # live workers stay with the person's own loader
+    reader = plain_copy(source)
     is_stream = isinstance(source.dataset, IterableDataset)
     sharded = not is_stream and _already_sharded(source)
     wanted = loading.dispatch_batches
@@ -67,6 +67,8 @@ def prepare_loader(
     if is_stream:
         if data_size > 1:
             _share_stream(reader, _rule(source.batch_size or 1, source, seat, loading), dispatch)
+        if loading.use_stateful_dataloader or is_stateful(source):
+            reader = stateful_copy(reader)
     elif sharded:
         _check_replicas(source, data_size)
         dealer = _noting_dealer(source)
@@ -141,7 +143,7 @@ def _share_stream(reader: DataLoader[Any], rule: Rule, dispatch: Dispatch | None
     """Let ``reader`` read the steps of a stream, with the shares riding along."""
     parts = vars(reader)
     size = reader.batch_size
-    stream = ShardedStream if dispatch is None else SharedStream
+    stream = stream_of_steps(reader.dataset, for_all=dispatch is not None)
     parts["dataset"] = stream(reader.dataset, size, reader.drop_last, rule)
     parts["collate_fn"] = CollateDealt(reader.collate_fn, size is None, dispatch is not None)
     parts["batch_size"] = parts["batch_sampler"] = None  # a step is one item

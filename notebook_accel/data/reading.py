@@ -20,6 +20,7 @@ from notebook_accel.data.dispatch import Dispatch, grouped
 from notebook_accel.data.order import AgreedOrder
 from notebook_accel.data.randomness import draw, generator_at, kept, mixed, restore, snapshot
 from notebook_accel.data.shard import Share
+from notebook_accel.data.stateful import is_stateful, with_states
 from notebook_accel.data.stream import SharedStream
 from notebook_accel.data.waiting import Waiting
 from notebook_accel.ranks.collectives import broadcast
@@ -48,7 +49,8 @@ class Bookmark:
 
     ``epoch`` is the number of the next pass, ``told`` whether the person sets epochs. ``resumed``
     is where a resumed run has the next pass begin. ``seeds`` and ``stream_origin`` are where the
-    random numbers stood when the newest pass began; ``waiting`` measures how long loops wait.
+    random numbers stood when the newest pass began, ``stream_state`` is that of a stateful reader
+    after the newest batch. ``waiting`` measures how long loops wait.
     """
 
     def __init__(self) -> None:
@@ -58,6 +60,7 @@ class Bookmark:
         self.resumed: Start | None = None
         self.seeds: Tensor | None = None
         self.stream_origin: dict[str, Any] = {}
+        self.stream_state: Any = None
         self.waiting = Waiting()
 
 
@@ -188,17 +191,23 @@ class Reading:
         return holder if isinstance(holder, (DealtBatches, SharedStream)) else None
 
 
-def _begun_stream(reader: DataLoader[Any], start: Start) -> Iterator[Any]:
+def _begun_stream(reader: Any, start: Start) -> Iterator[Any]:
     """Read a stream on to where the pass begins; a resumed run's random numbers stay as they were.
 
     The first batch is read with them: it had been read ahead when the run was saved.
     """
-    if not start.skip:
-        return iter(reader)
+    keeps_state = is_stateful(reader)
+    first: list[Any] = []
     with nullcontext() if start.origin is None else kept():
         if start.origin is not None:
             restore(start.origin)
+        if keeps_state and start.state is not None:
+            reader.load_state_dict(start.state)
         batches = iter(reader)
-        next(islice(batches, start.skip, start.skip), None)
-        first = list(islice(batches, 1))
-    return chain(first, batches)
+        if keeps_state:
+            batches = with_states(batches, reader)
+        if start.skip:
+            num_skipped = 0 if start.state is not None else start.skip
+            next(islice(batches, num_skipped, num_skipped), None)
+            first = list(islice(batches, 1))
+    return chain(first, batches) if first else batches

@@ -76,23 +76,26 @@ class Rule:
             if rank < len(group) and group[rank]:
                 yield group[rank], share
 
-    def groups(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[list[Batch], Share]]:
+    def groups(
+        self, batches: Iterable[Sequence[Any]], first: list[Batch] | None = None
+    ) -> Iterator[tuple[list[Batch], Share]]:
         """Yield the batches of each step, one a rank, with their share.
 
         A rank that gets nothing at the last step is left out at the end, or has an empty batch.
+        ``first`` is the first step of the pass, if ``batches`` are only the rest of it.
         """
         if self.split:
             assert self.batch_size is not None
             size = self.batch_size // self.size
-            groups = (_cut(list(batch), size, self.size) for batch in batches)
-            return self._complete_groups(_Groups(groups), size)
-        return self._complete_groups(_Groups(_grouped(batches, self.size)), self.batch_size)
+            cut = (_cut(list(batch), size, self.size) for batch in batches)
+            return self._complete_groups(_Groups(cut), size, first or [])
+        groups = _Groups(_grouped(batches, self.size))
+        return self._complete_groups(groups, self.batch_size, first or [])
 
     def _complete_groups(
-        self, groups: _Groups, batch_size: int | None
+        self, groups: _Groups, batch_size: int | None, first: list[Batch]
     ) -> Iterator[tuple[list[Batch], Share]]:
         """Yield groups of ``size`` batches; only the last group may need completion."""
-        first: list[Batch] = []
         rows = () if batch_size is None else (batch_size,) * self.size
         full = Share(rows, rows)
         for group in groups:

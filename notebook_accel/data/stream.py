@@ -6,7 +6,7 @@ made where the stream is read, in the loader's workers too, and rides with the b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -21,12 +21,14 @@ from notebook_accel.data.shard import WHOLE, Rule, Share
 class Dealt:
     """A batch, or what it is made of, with the share of its step.
 
-    ``is_last`` is None where that is not known yet.
+    ``is_last`` is None where that is not known yet; ``state`` is the reader's, if it has one, just
+    after it read this.
     """
 
     content: Any
     share: Share | None
     is_last: bool | None = None
+    state: Any = None
 
     def pin_memory(self) -> Dealt:
         """Pin what it holds; torch's pinning thread calls this."""
@@ -44,9 +46,11 @@ class SharedStream(IterableDataset[Any]):
         self.rule = rule
         self._batch_size = batch_size
         self._drop_last = drop_last
+        self._first: list[list[Any]] = []
 
     def __iter__(self) -> Iterator[Dealt]:
-        for group, share in self.rule.groups(_batched(self.dataset, self._batch_size or 1)):
+        first, self._first = self._first, []
+        for group, share in self.rule.groups(self._batches(), first):
             yield Dealt(group, whole(share) if self._batch_size is None else share)
 
     def __len__(self) -> int:
@@ -54,6 +58,11 @@ class SharedStream(IterableDataset[Any]):
         samples = len(self.dataset)
         batches = samples // size if self._drop_last else -(-samples // size)
         return self.rule.num_batches(batches)
+
+    def _batches(self) -> Iterator[list[Any]]:
+        samples, size = iter(self.dataset), self._batch_size or 1
+        while batch := list(islice(samples, size)):
+            yield batch
 
 
 class ShardedStream(SharedStream):
@@ -64,6 +73,30 @@ class ShardedStream(SharedStream):
         for step in super().__iter__():
             if rank < len(step.content) and step.content[rank]:
                 yield replace(step, content=step.content[rank])
+
+
+class SharedStreamWithState(SharedStream):
+    """Steps of a dataset that has a state, which stands between two steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The dataset's state."""
+        return {"dataset": self.dataset.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``; only the first step is read again, to complete the last with it."""
+        self._first = next(self.rule.groups(self._batches()), ([], None))[0]
+        self.dataset.load_state_dict(state["dataset"])
+
+
+class ShardedStreamWithState(ShardedStream, SharedStreamWithState):
+    """One rank's part of the steps of a dataset that has a state."""
+
+
+def stream_of_steps(dataset: Any, for_all: bool) -> type[SharedStream]:
+    """The kind of stream that deals ``dataset``, for all ranks or for this one."""
+    if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
+        return SharedStreamWithState if for_all else ShardedStreamWithState
+    return SharedStream if for_all else ShardedStream
 
 
 @dataclass(frozen=True)
@@ -121,9 +154,3 @@ def whole(share: Share) -> Share:
         tuple(WHOLE if rows else 0 for rows in share.rows),
         tuple(WHOLE if real else 0 for real in share.real),
     )
-
-
-def _batched(dataset: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    samples = iter(dataset)
-    while batch := list(islice(samples, size)):
-        yield batch
