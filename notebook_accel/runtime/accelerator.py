@@ -45,6 +45,7 @@ from notebook_accel.runtime.guards import Guards
 from notebook_accel.runtime.keeping import Keeping
 from notebook_accel.runtime.live import LiveEvents
 from notebook_accel.runtime.memory import clear_device_cache
+from notebook_accel.runtime.normalizing import Normalizing
 from notebook_accel.runtime.optimizer import cannot_travel
 from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.runtime.profiling import Profiling
@@ -54,7 +55,9 @@ from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
 
-class Accelerator(AmongRanks, Feeding, Showing, Explaining, Keeping, Profiling, Recording):
+class Accelerator(
+    AmongRanks, Feeding, Showing, Explaining, Keeping, Profiling, Recording, Normalizing
+):
     """Makes an ordinary training loop run on whatever there is: one process or many.
 
     ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
@@ -320,7 +323,7 @@ class Accelerator(AmongRanks, Feeding, Showing, Explaining, Keeping, Profiling, 
     def _settled(self, parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
         """List ``parameters``, their gradients being what the next step would use."""
         listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if self._clock.sync and (self._engine.scales or self._clock.rescale != 1.0):
+        if self._clock.sync and (self._engine.scales or self._clock.rescale is not None):
             wanted = set(map(id, listed))
             for optimizer in self._wardrobe.optimizers:
                 groups = optimizer.param_groups

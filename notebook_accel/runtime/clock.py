@@ -8,22 +8,30 @@ at its last batch that the window is short: then gradients are corrected by ``re
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+
+from torch import Tensor
 
 from notebook_accel.config.accumulation import GradientAccumulationPlugin
 from notebook_accel.data.loader import Passes
 
 
 class Window:
-    """The micro-batches of one optimizer step, as far as they have come."""
+    """The micro-batches of one optimizer step, as far as they have come.
 
-    __slots__ = ("size", "sync", "taken", "used")
+    If losses are weighed by what they count, ``count`` is that of this rank so far and ``unit``
+    by what losses are divided meanwhile.
+    """
+
+    __slots__ = ("count", "size", "sync", "taken", "unit", "used")
 
     def __init__(self) -> None:
         self.size = 1
         self.taken = 0
         self.sync = True  # nothing open
         self.used = False  # whether a backward has left gradients in it
+        self.count: Tensor | None = None
+        self.unit: Tensor | None = None
 
 
 class Clock:
@@ -31,8 +39,8 @@ class Clock:
 
     ``step`` is the number of finished optimizer steps; ``sync`` whether gradients meet and
     optimizers step now; ``rescale`` by how much summed gradients must be multiplied before anybody
-    looks at them. Different sets of models may be accumulated side by side (a GAN): each set has
-    its own window, and ``window`` is the one entered last.
+    looks at them (None: not at all). Different sets of models may be accumulated side by side (a
+    GAN): each set has its own window, and ``window`` is the one entered last.
     """
 
     def __init__(
@@ -53,7 +61,7 @@ class Clock:
         self._loose = False  # gradients were added while sync was driven from outside
         self.window: Window | None = None
         self.sync = True
-        self.rescale = 1.0
+        self.rescale: float | Tensor | None = None
 
     @property
     def divisor(self) -> int:
@@ -75,7 +83,7 @@ class Clock:
 
     def advance(self, key: Hashable) -> None:
         """Take the next micro-batch of the models ``key``; opens a window if none is open."""
-        self.rescale = 1.0
+        self.rescale = None
         if self.num_steps == 1 and not self._windows:  # every micro-batch is a window
             self.sync = True
             return
@@ -86,7 +94,7 @@ class Clock:
         if window.sync:
             left = None if one is None else one.left
             window.size = self.num_steps if left is None else min(self.num_steps, left)
-            window.taken, window.used = 0, False
+            window.taken, window.used, window.count = 0, False, None
         window.taken += 1
         ends_here = one is not None and one.is_last
         window.sync = ends_here or window.taken >= window.size
@@ -105,10 +113,27 @@ class Clock:
         window.used = True
         return window.size
 
+    def weigh(self, count: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+        """Note that this micro-batch's loss is a sum over ``count`` things; gives its divisor.
+
+        ``total`` adds a number up over the ranks. How many things the window has is known at its
+        last micro-batch: until then sums are divided by those of its first, to be of a usual size.
+        """
+        window = self.window
+        if window is None or window.size == 1:
+            return total(count)
+        if window.count is None or window.unit is None:
+            window.count, window.unit = count, total(count)
+        else:
+            window.count = window.count + count
+        if window.sync:
+            self.rescale = window.unit * window.size / total(window.count)
+        return window.unit
+
     def drive(self, sync: bool) -> None:
         """Let somebody outside say whether the next step is one; windows then have no say in it."""
         self.sync = sync
-        self.rescale = 1.0
+        self.rescale = None
 
     def stepped(self, num_steps: int) -> None:
         """Note that an optimizer has now made ``num_steps`` steps; the furthest one counts."""

@@ -94,7 +94,7 @@ class PreparedOptimizer(Optimizer):
             raise other_process("optimizer")
         if not self._clock.sync:
             return None if closure is None else closure()
-        if self._clock.rescale != 1.0:
+        if self._clock.rescale is not None:
             self.settle()
         updated, loss = self._engine.step(self.inner, closure)
         self.step_was_skipped = not updated
@@ -107,7 +107,7 @@ class PreparedOptimizer(Optimizer):
     def settle(self) -> None:
         """Make gradients what the step will use: the short window's mean, without loss scale."""
         if not self._settled:
-            if self._clock.rescale != 1.0:
+            if self._clock.rescale is not None:
                 self._engine.scale_gradients(self.inner, self._clock.rescale)
             self._engine.unscale(self.inner)
             self._settled = True

@@ -153,7 +153,7 @@ class Engine:
             for parameter in group["params"]:
                 parameter.grad = None
 
-    def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
+    def scale_gradients(self, optimizer: Optimizer, factor: float | Tensor) -> None:
         """Multiply the averaged gradients of ``optimizer``'s parameters by ``factor``."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
