@@ -26,18 +26,19 @@ def numbers(root: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def newest(root: Path) -> Path:
-    """Find the complete checkpoint with the highest number, and say which ones are not.
+def newest(root: Path, say: bool = True) -> Path:
+    """Find the complete checkpoint with the highest number; ``say`` warns of higher broken ones.
 
     Errors: CheckpointError if there is none.
     """
     for number in reversed(numbers(root)):
         if is_complete(place(root, number)):
             return place(root, number)
-        warnings.warn(
-            f"{place(root, number)} is incomplete (a save was killed): an earlier one is loaded.",
-            stacklevel=2,
-        )
+        if say:
+            warnings.warn(
+                f"{place(root, number)} is incomplete (a save was killed): an earlier one counts.",
+                stacklevel=3,
+            )
     raise CheckpointError(
         f"There is no complete checkpoint under {root}.",
         "load_state() without a folder loads the newest one that automatic naming wrote there.",

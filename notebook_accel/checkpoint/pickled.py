@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,27 @@ def load_pickled(path: Path, trusted: bool = False, **load_kwargs: Any) -> Any:
 
     Errors: CheckpointError for a file that cannot be read.
     """
-    arguments = {"map_location": "cpu", "mmap": True, "weights_only": not trusted, **load_kwargs}
+    is_new = zipfile.is_zipfile(path)  # torch wrote other files before 1.6: they cannot be mapped
+    arguments = {
+        "map_location": "cpu",
+        "mmap": is_new,
+        "weights_only": not trusted,
+        **load_kwargs,
+    }
     try:
         with torch.serialization.safe_globals(_plain()):
             return torch.load(path, **arguments)
-    except pickle.UnpicklingError as reason:
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as reason:
+        words = " ".join(str(reason).split())
+        if is_new and isinstance(reason, pickle.UnpicklingError):
+            raise CheckpointError(
+                f"{path} holds more than plain data, and reading it could run code.",
+                words.partition("WeightsUnpickler error: ")[2][:150] or words[:150],
+                "if you trust its source: torch.load(file, weights_only=False), or "
+                'load_state(..., load_kwargs={"weights_only": False}).',
+            ) from reason
         raise CheckpointError(
-            f"{path} holds more than plain data, and reading it could run code.",
-            str(reason).split("\n")[0],
-            'if you trust its source: load_state(..., load_kwargs={"weights_only": False}).',
-        ) from reason
-    except (RuntimeError, OSError, EOFError, ValueError) as reason:
-        raise CheckpointError(
-            f"{path} cannot be read: {' '.join(str(reason).split())[:200]}.",
+            f"{path} cannot be read: {words[:150]}.",
             "it is absent, damaged, or was not written by torch.save.",
             "load another checkpoint.",
         ) from reason

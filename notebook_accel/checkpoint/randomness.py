@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# Accelerate's names, so that each reads the other's files.
+# Accelerate's names: each reads the other's files.
 PYTHON, NUMPY, TORCH = "random_state", "numpy_random_seed", "torch_manual_seed"
 DEVICE = "torch_{}_manual_seed"
 

@@ -148,6 +148,7 @@ def load_weights(
     ("module.", "_orig_mod."): they are left out, with a warning. Gives the names that were not
     there, none when ``strict``.
 
+    Ranks: each for itself: all ranks call it, or the model differs between them.
     Errors: CheckpointError for what cannot be read or does not fit.
     """
     if isinstance(source, Mapping):

@@ -148,10 +148,12 @@ class Keeping:
         self._boundary()
         self._world.wait()  # the main rank may be saving what is to be loaded
         root = self._root()
-        if input_dir is None and root is None:
+        if input_dir is not None:
+            saved = Checkpoint(Path(input_dir))
+        elif root is not None:
+            saved = Checkpoint(numbered.newest(root, say=self._world.rank == 0))
+        else:
             raise _nowhere("load_state")
-        folder = Path(input_dir) if input_dir is not None else numbered.newest(root or Path())
-        saved = Checkpoint(folder)
         if root is not None:
             self.save_iteration = max(self.save_iteration, *_behind(numbered.numbers(root)))
         self._load_models(saved, **load_model_func_kwargs)

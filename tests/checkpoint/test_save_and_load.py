@@ -381,6 +381,52 @@ def test_several_models_and_optimizers_come_back_in_order(tmp_path: Path) -> Non
     assert [one.param_groups[0]["lr"] for one in optimizers] == rates
 
 
+class Warmup:
+    """A rate as an object with a state, as LambdaLR saves it."""
+
+    def __init__(self) -> None:
+        self.factor = 0.5
+
+    def __call__(self, step: int) -> float:
+        return self.factor
+
+
+lr = torch.optim.lr_scheduler
+SCHEDULES: dict[str, Any] = {
+    "OneCycle": lambda o: lr.OneCycleLR(o, 0.3, total_steps=20),
+    "Cyclic": lambda o: lr.CyclicLR(o, 0.1, 0.2, cycle_momentum=False),
+    "Sequential": lambda o: lr.SequentialLR(o, [lr.LinearLR(o), lr.ExponentialLR(o, 0.9)], [2]),
+    "Chained": lambda o: lr.ChainedScheduler([lr.ConstantLR(o), lr.ExponentialLR(o, 0.9)]),
+    "Plateau": lambda o: lr.ReduceLROnPlateau(o, patience=0),
+    "MultiStep": lambda o: lr.MultiStepLR(o, [1, 2]),
+    "WarmRestarts": lambda o: lr.CosineAnnealingWarmRestarts(o, 2),
+    "lambda": lambda o: lr.LambdaLR(o, lambda step: 1 / (step + 1)),
+    "object": lambda o: lr.LambdaLR(o, Warmup()),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_kind_of_schedule_comes_back_from_plain_data(tmp_path: Path, name: str) -> None:
+    rates = []
+    for seed in (0, 1):
+        accelerator = Accelerator(cpu=True)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        schedule = SCHEDULES[name](optimizer)
+        model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+        if seed == 0:
+            for _ in range(3):
+                optimizer.step()
+                schedule.step(*[1.0] if name == "Plateau" else [])
+            accelerator.save_state(tmp_path)
+        else:
+            accelerator.load_state(tmp_path)
+        optimizer.step()
+        schedule.step(*[1.0] if name == "Plateau" else [])
+        rates.append((optimizer.param_groups[0]["lr"], schedule.state_dict().get("last_epoch")))
+    assert rates[0] == rates[1]
+
+
 def test_the_loss_scaler_comes_back(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="fp16")
     accelerator.prepare(nn.Linear(1, 1))
