@@ -2,5 +2,15 @@
 
 from notebook_accel.compat.doors import door as _door
 from notebook_accel.data.loader import PreparedLoader as DataLoaderShard
+from notebook_accel.data.skip import skip_first_batches
+from notebook_accel.data.standalone import (
+    BatchSamplerShard,
+    IterableDatasetShard,
+    SeedableRandomSampler,
+    SkipBatchSampler,
+    get_sampler,
+    prepare_data_loader,
+)
+from notebook_accel.data.standalone import skipping_loader as SkipDataLoader
 
 __getattr__ = _door(__name__)

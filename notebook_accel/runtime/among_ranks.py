@@ -121,13 +121,20 @@ class AmongRanks(Turns):
         """Give each rank its part of ``inputs``; ``apply_padding`` makes the parts equally long."""
         yield split_between(inputs, self._world.rank, self._world.size, apply_padding)
 
-    def print(self, *args: Any, sep: str = " ", end: str = "\n", file: Any = None) -> None:
+    def print(
+        self,
+        *args: Any,
+        sep: str = " ",
+        end: str = "\n",
+        file: Any = None,
+        flush: bool = False,
+    ) -> None:
         """Print once for the whole run."""
         if not self.is_main_process:
             return
         announce = getattr(sys.stdout, "announce", None) if file is None else None
         if announce is None:
-            builtins.print(*args, sep=sep, end=end, file=file)
+            builtins.print(*args, sep=sep, end=end, file=file, flush=flush)
         else:
             announce(sep.join(map(str, args)) + end)
 

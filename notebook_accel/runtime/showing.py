@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from notebook_accel.config.absent import not_here
 from notebook_accel.config.dynamo import TorchDynamoPlugin
 from notebook_accel.config.kinds import DistributedType
 from notebook_accel.errors import NotHere
@@ -33,6 +34,7 @@ class Showing:
     _engine: Engine
     _wardrobe: Wardrobe
     _dynamo: TorchDynamoPlugin
+    _registered: list[tuple[Any, bool]]
 
     def __deepcopy__(self, memo: Any) -> Showing:
         return self  # an object that keeps its accelerator may be copied: there is one of it
@@ -95,6 +97,10 @@ class Showing:
     @property
     def _dataloaders(self) -> list[Any]:
         return self._wardrobe.loaders
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return [one for one, _ in self._registered]
 
     @property
     def deepspeed_plugin(self) -> None:
@@ -173,6 +179,26 @@ class Showing:
     def maybe_context_parallel(self, *args: Any, **kwargs: Any) -> Any:
         """Split long sequences over ranks inside the block, where that was asked for; not here."""
         return nullcontext()
+
+    def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
+        """Split sequences of a loader over ranks, where that was asked for; not here."""
+        return dl
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """This rank's stage of a pipeline.
+
+        Errors: NotHere.
+        """
+        raise not_here("pipeline_parallel_rank")
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """This rank's part of long sequences.
+
+        Errors: NotHere.
+        """
+        raise not_here("context_parallel_rank")
 
     def lomo_backward(self, loss: Any, learning_rate: float) -> None:
         """Step inside backward with a LOMO optimizer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import socket
 import subprocess
@@ -27,11 +28,13 @@ IMPORTS = {
     "launchers": "notebook_launcher debug_launcher",
     "memory_utils": "find_executable_batch_size release_memory",
     "tracking": "GeneralTracker TensorBoardTracker WandBTracker filter_trackers on_main_process",
-    "data_loader": "DataLoaderShard",
+    "data_loader": "DataLoaderShard BatchSamplerShard IterableDatasetShard SeedableRandomSampler "
+    "SkipBatchSampler SkipDataLoader get_sampler prepare_data_loader skip_first_batches",
     "test_utils": "RegressionDataset RegressionModel",
     "test_utils.training": "RegressionDataset RegressionModel",
     "utils.constants": "MODEL_NAME SAFE_WEIGHTS_NAME OPTIMIZER_NAME RNG_STATE_NAME SCALER_NAME",
-    "utils.dataclasses": "DistributedType ProjectConfiguration DistributedDataParallelKwargs",
+    "utils.dataclasses": "DistributedType ProjectConfiguration DistributedDataParallelKwargs "
+    "DataLoaderConfiguration GradientAccumulationPlugin TorchDynamoPlugin ProfileKwargs",
     "utils.environment": "str_to_bool parse_flag_from_env patch_environment",
     "utils.imports": "is_wandb_available is_bf16_available is_cuda_available is_xpu_available",
     "utils.memory": "find_executable_batch_size release_memory clear_device_cache",
@@ -116,6 +119,52 @@ def test_plugins_that_come_later_are_refused_by_name(argument: str) -> None:
     assert f"Accelerator({argument}=" in error.value.what
     assert "'Strategies'" in error.value.why
     assert f"leave {argument} out" in error.value.fix
+
+
+MEMBERS = """
+    device distributed_type num_processes process_index local_process_index is_main_process
+    is_local_main_process is_last_process use_distributed multi_device mixed_precision fp8_backend
+    sync_gradients gradient_accumulation_steps optimizer_step_was_skipped project_dir logging_dir
+    save_iteration split_batches dispatch_batches even_batches use_seedable_sampler non_blocking
+    use_stateful_dataloader deepspeed_plugin parallelism_config torch_device_mesh is_fsdp2
+    is_composable_parallelism_enabled should_save_model tensor_parallel_rank data_parallel_rank
+    data_parallel_shard_rank state gradient_state scaler native_amp step trackers log_with
+    project_configuration dataloader_config rng_types device_placement _models _optimizers
+    _schedulers _dataloaders _custom_objects prepare prepare_model prepare_optimizer
+    prepare_scheduler prepare_data_loader backward accumulate no_sync trigger_sync_in_backward
+    join_uneven_inputs clip_grad_norm_ clip_grad_value_ unscale_gradients autocast gather
+    gather_for_metrics reduce pad_across_processes unwrap_model get_state_dict save save_model
+    save_state load_state register_for_checkpointing register_save_state_pre_hook
+    register_load_state_pre_hook skip_first_batches split_between_processes main_process_first
+    local_main_process_first on_main_process on_local_main_process on_last_process on_process
+    on_local_process print wait_for_everyone set_trigger check_trigger init_trackers get_tracker
+    log end_training profile free_memory clear maybe_context_parallel deepspeed_ulysses_dl_adapter
+    lomo_backward verify_device_map
+"""
+ARGUMENTS = """
+    self device_placement split_batches mixed_precision gradient_accumulation_steps cpu
+    dataloader_config deepspeed_plugin fsdp_plugin torch_tp_plugin megatron_lm_plugin rng_types
+    log_with project_dir project_config gradient_accumulation_plugin step_scheduler_with_optimizer
+    kwargs_handlers dynamo_backend dynamo_plugin deepspeed_plugins parallelism_config
+"""
+
+
+def test_an_accelerator_has_every_member_that_accelerates_has() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert [name for name in MEMBERS.split() if not hasattr(accelerator, name)] == []
+
+
+def test_its_arguments_have_accelerates_order() -> None:
+    parameters = inspect.signature(Accelerator.__init__).parameters.values()
+    assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ARGUMENTS.split()
+
+
+@pytest.mark.parametrize("name", ["pipeline_parallel_rank", "context_parallel_rank"])
+def test_ranks_of_dimensions_that_come_later_are_refused(name: str) -> None:
+    with pytest.raises(NotImplementedError) as error:
+        getattr(Accelerator(cpu=True), name)
+    assert f"{name} is not here yet" in str(error.value)
+    assert "'Strategies'" in str(error.value)
 
 
 def test_a_lomo_optimizer_is_refused() -> None:

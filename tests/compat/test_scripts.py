@@ -70,7 +70,7 @@ def test_gradient_accumulation() -> None:
 @pytest.mark.parametrize("num_processes", [1, 2])
 @pytest.mark.parametrize("by_hand", [[], ["--skip_by_hand"]])
 def test_checkpointing(tmp_path: Path, num_processes: int, by_hand: list[str]) -> None:
-    """In the middle of an epoch, whether or not the script skips what it has seen, as it used to."""
+    """In the middle of an epoch, whether or not the script itself skips what it has seen."""
     folder = tmp_path / "runs"
     whole = run("checkpointing", num_processes, "--output_dir", folder)
     resume = ["--resume_from_checkpoint", folder / "step_3", *by_hand]

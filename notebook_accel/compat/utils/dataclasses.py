@@ -22,6 +22,7 @@ from notebook_accel.config.kinds import (
     PrecisionType,
     RNGType,
 )
+from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.errors import DistributedOperationException
 
