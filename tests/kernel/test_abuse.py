@@ -91,7 +91,9 @@ def test_an_exception_comes_back_in_spite_of(kernel, method, body, error):
 def test_a_worker_without_its_pipes_is_reported_as_gone(kernel, method):
     reply = run(kernel, "def train():\n    os.closerange(0, 1000); return 1", method)
     assert reply.error == "WorkerDied"
-    assert "left with exit code 1, before its first step, without returning" in reply.traceback
+    # rank 0 may sooner be aborted by the store it serves, whose sockets are gone as well
+    left = "left with exit code 1, before its first step, without returning"
+    assert left in reply.traceback or "was killed by SIGABRT" in reply.traceback
 
 
 @both_methods
