@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from notebook_accel.errors import CheckpointError
@@ -101,8 +102,9 @@ def _bare(name: str) -> str:
 def _complete_tied(model: nn.Module, given: dict[str, Any]) -> None:
     """Add tensors that are absent because they are the same as one that is there."""
     groups: dict[Any, list[str]] = {}
-    for name, tensor in model.state_dict().items():
-        if isinstance(tensor, Tensor) and tensor.numel():
+    state = model.state_dict()
+    for name, tensor in state.items():
+        if isinstance(tensor, Tensor):
             groups.setdefault(identity(tensor), []).append(plain_name(model, name))
     for names in groups.values():
         present = next((name for name in names if name in given), None)
@@ -112,6 +114,8 @@ def _complete_tied(model: nn.Module, given: dict[str, Any]) -> None:
 
 
 def identity(tensor: Tensor) -> Any:
-    """What two tensors have in common exactly if they are the same view of the same memory."""
+    """What two living tensors have in common exactly if they are the same view of one memory."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return id(tensor)
     where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
     return (*where, tensor.dtype, tuple(tensor.shape), tensor.stride())

@@ -91,7 +91,7 @@ def without_repeats(state: Mapping[str, Any]) -> dict[str, Any]:
     seen: set[Any] = set()
     kept = {}
     for name, tensor in state.items():
-        if isinstance(tensor, Tensor) and tensor.numel():
+        if isinstance(tensor, Tensor):
             mark = identity(tensor)
             if mark in seen:
                 continue
@@ -187,7 +187,7 @@ def _write_safetensors(state: Mapping[str, Any], path: Path) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, tensor in state.items():
-        if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or tensor.is_meta:
+        if not _is_plain(tensor):
             raise _not_safe(name, tensor)
         end = at + _size(tensor)
         shape = list(tensor.shape)
@@ -202,8 +202,17 @@ def _write_safetensors(state: Mapping[str, Any], path: Path) -> None:
             file.write(memoryview(flat.numpy()))
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether safetensors can hold ``value``."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return value.dtype in _DTYPES and not value.is_meta
+
+
 def _not_safe(name: str, value: Any) -> CheckpointError:
-    what = f"a {value.dtype} tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    what = f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        what = f"a {value.dtype} tensor ({value.layout})"
     if isinstance(value, Tensor) and value.is_meta:
         return CheckpointError(
             f"{name!r} is on the meta device: it has no values.",
@@ -212,7 +221,7 @@ def _not_safe(name: str, value: Any) -> CheckpointError:
         )
     return CheckpointError(
         f"{name!r} is {what}, which a safetensors file cannot hold.",
-        "safetensors knows real tensors only.",
+        "safetensors knows dense tensors of real numbers only.",
         "pass safe_serialization=False to write the file by torch.save.",
     )
 

@@ -106,6 +106,7 @@ def test_exporting_into_a_file_is_refused(tmp_path: Path) -> None:
     [
         ({"w": torch.empty(2, device="meta")}, "'w' is on the meta device"),
         ({"w": torch.zeros(2, dtype=torch.complex64)}, "'w' is a torch.complex64 tensor"),
+        ({"w": torch.eye(2).to_sparse()}, "'w' is a torch.float32 tensor .torch.sparse_coo"),
         ({"extra": {"a": 1}}, "'extra' is a dict"),
     ],
 )
