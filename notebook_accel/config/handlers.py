@@ -6,15 +6,14 @@ that a person changed (``to_kwargs``), so that torch's own defaults stay torch's
 
 from __future__ import annotations
 
-import builtins
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from enum import Enum
 from typing import Any, TypeVar
 
 from notebook_accel.config.adoption import adopt
+from notebook_accel.config.kinds import WordEnum
 from notebook_accel.config.wishes import COMM_HOOKS, COMM_WRAPPERS, DDP, Strategy, choose
 from notebook_accel.errors import ConfigError
 
@@ -77,7 +76,7 @@ class InitProcessGroupKwargs(KwargsHandler):
         self.timeout = _duration(self.timeout)
 
 
-class DDPCommunicationHookType(str, Enum):
+class DDPCommunicationHookType(WordEnum):
     """In what form DistributedDataParallel sends gradients to the other ranks."""
 
     NO = "no"
@@ -85,14 +84,6 @@ class DDPCommunicationHookType(str, Enum):
     BF16 = "bf16"
     POWER_SGD = "power_sgd"
     BATCHED_POWER_SGD = "batched_power_sgd"
-
-    def __str__(self) -> str:
-        return self.value
-
-    @classmethod
-    def list(cls) -> builtins.list[str]:
-        """Give the values."""
-        return [one.value for one in cls]
 
 
 @dataclass

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from notebook_accel.config.loading import DataLoaderConfiguration, checked_rng_types
-from notebook_accel.config.placement import Placement
 from notebook_accel.data.loader import PreparedLoader
 from notebook_accel.data.prepare import prepare_loader
 from notebook_accel.data.shard import Rule
@@ -164,9 +164,9 @@ def prepare_data_loader(
     size = place.size if num_processes is None else num_processes
     rank = place.rank if process_index is None else process_index
     if (rank, size) != (world.rank, world.size):
-        world = World(Placement(device=str(world.device)), world.device)
+        world = World.alone(str(world.device))
     if device is not None:
-        world = World(world.placement, torch.device(device))
+        world = replace(world, device=torch.device(device))
     loading = DataLoaderConfiguration(
         split_batches=split_batches,
         dispatch_batches=dispatch_batches,

@@ -9,6 +9,7 @@ show; ``_reset_state`` empties it and touches nothing that it showed.
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -96,7 +97,7 @@ class PartialState(AmongRanks):
     @property
     def debug(self) -> bool:
         """Whether collectives check shapes before they talk."""
-        return False
+        return self._world.checks
 
     def set_device(self) -> None:
         """Make this rank's device torch's current one; it already is, since the ranks joined."""
@@ -304,16 +305,32 @@ class GradientState:
 def faces_of(
     ranks: AmongRanks, clock: Clock, plugin: Any, precision: str, dynamo: Any
 ) -> tuple[AcceleratorState, GradientState]:
-    """Make the faces of one Accelerator, and let the shared ones show it: it is the newest."""
+    """Make the faces of one Accelerator, and let the shared ones show it while it is the newest."""
     topology = {name: getattr(ranks, name) for name in _TOPOLOGY}
     state = AcceleratorState.__new__(AcceleratorState)
     state.__dict__.update(topology, _precision=precision, _dynamo=dynamo)
     gradients = GradientState.__new__(GradientState)
     gradients.__dict__.update(_clock=clock, _plugin=plugin)
-    PartialState._shared_state.update(topology)
+
+    def died(reference: Any) -> None:
+        if reference in _living:  # not so in a process forked off the Accelerator's
+            _living.remove(reference)
+        other = _living[-1]() if _living else None
+        if other is not None and GradientState._shared_state.get("_clock") is clock:
+            _show(other.state, other.gradient_state)
+
+    _living.append(weakref.ref(ranks, died))
+    _show(state, gradients)
+    return state, gradients
+
+
+_living: list[weakref.ref[Any]] = []  # Accelerators, the newest last
+
+
+def _show(state: AcceleratorState, gradients: GradientState) -> None:
+    PartialState._shared_state.update({name: state.__dict__[name] for name in _TOPOLOGY})
     AcceleratorState._shared_state.update(state.__dict__)
     GradientState._shared_state.update(gradients.__dict__)
-    return state, gradients
 
 
 def kind_of_ranks(world: World) -> DistributedType:
@@ -344,6 +361,7 @@ def _after_fork() -> None:
     if context.current() is None and not torch.distributed.is_initialized():
         for face in (PartialState, AcceleratorState, GradientState):
             face._shared_state.clear()
+        _living.clear()
         _Fork.happened = True
 
 

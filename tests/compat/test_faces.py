@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Iterator
 
@@ -74,6 +75,22 @@ def test_the_shared_faces_show_the_newest_accelerator_and_each_has_its_own() -> 
     assert gradients.num_steps == 2
     assert older.state.mixed_precision == "bf16"
     assert (older.gradient_state.num_steps, newer.gradient_state.num_steps) == (4, 2)
+
+
+def test_the_shared_faces_show_the_one_before_when_the_newest_is_gone() -> None:
+    older = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=4)
+    for _ in range(2):
+        newer = Accelerator(cpu=True)
+        assert AcceleratorState().mixed_precision == "no"
+        del newer
+        gc.collect()
+        assert (AcceleratorState().mixed_precision, GradientState().num_steps) == ("bf16", 4)
+    newer = Accelerator(cpu=True)
+    reset()
+    del newer
+    gc.collect()
+    assert GradientState._shared_state == {}
+    assert older.gradient_state.num_steps == 4
 
 
 def test_a_state_cannot_be_made_before_or_against_its_accelerator() -> None:
