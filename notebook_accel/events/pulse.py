@@ -45,7 +45,12 @@ FORWARD = KINDS.index("forward")
 ONE_TO_ALL = {"broadcast", "broadcast_object_list", "scatter", "forward"}
 
 # What the person's line calls, where its name says nothing to them.
-_SPOKEN = {"_walk": "the loader", "__iter__": "the loader", "step": "optimizer.step"}
+_SPOKEN = {
+    "_walk": "the loader",
+    "__iter__": "the loader",
+    "__call__": "forward",
+    "step": "optimizer.step",
+}
 # From ``enter`` over ``Engine.backward`` and ``Accelerator.backward`` to the person's line. Only a
 # known line is taken from there, so that a wrong guess costs time and nothing else.
 _LIKELY_DEPTH = 3

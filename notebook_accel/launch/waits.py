@@ -16,6 +16,7 @@ from notebook_accel.events.pulse import ONE_TO_ALL, Beat
 from notebook_accel.launch.failure import place
 
 LOOK_AFTER_S = 0.2
+LONGEST_GAP_S = 0.2
 PROOF_S = 3.0  # nothing has moved for so long, and
 SLOWEST_BYTES_PER_S = 100e6  # so much longer where tensors may still be on their way
 SHOW_AFTER_S = 30.0
@@ -25,12 +26,13 @@ SHOW_AFTER_S = 30.0
 class Wait:
     """One rank's newest beat, since when it has not moved, and the lines that it has told of.
 
-    ``rank`` counts in the whole run.
+    ``rank`` counts in the whole run; ``slept_s`` is for how long it was seen to sleep since then.
     """
 
     rank: int = 0
     beat: Beat = field(default_factory=Beat)
     since: float = 0.0
+    slept_s: float = 0.0
     cpu_ticks: int = -1
     landmarks: dict[int, Landmark] = field(default_factory=dict)
     returned: bool = False
@@ -54,17 +56,25 @@ class Waits:
         self.ranks = [Wait(rank) for rank in ranks]
         self._read = read
         self._alone = alone
+        self._looked_at = 0.0
+        self._gap_s = 0.0
 
     def told(self, landmark: Landmark) -> None:
         """Take a line that a rank tells of."""
         self.ranks[landmark.rank].landmarks[landmark.number] = landmark
 
     def look(self, now: float) -> None:
-        """Read all pulses."""
+        """Read all pulses; to be called often.
+
+        A longer gap between two looks counts as a short one: a machine that stood still for a
+        while (a paused container) has given no rank the time to move.
+        """
+        self._gap_s = min(now - self._looked_at, LONGEST_GAP_S)
+        self._looked_at = now
         for local_rank, wait in enumerate(self.ranks):
             beat = self._read(local_rank)
             if beat != wait.beat:
-                wait.beat, wait.since, wait.cpu_ticks = beat, now, -1
+                wait.beat, wait.since, wait.slept_s, wait.cpu_ticks = beat, now, 0.0, -1
 
     def stuck(self, now: float, pids: Sequence[int | None]) -> bool:
         """Whether it is proven that no rank can ever go on."""
@@ -78,12 +88,10 @@ class Waits:
         if len(inside) == len(self.ranks) and len({meeting(wait.beat) for wait in inside}) == 1:
             return False
         patience_s = PROOF_S + max(wait.beat.num_bytes for wait in inside) / SLOWEST_BYTES_PER_S
-        asleep = [
-            self._sleeps(wait, pid, now)
-            for wait, pid in zip(self.ranks, pids, strict=True)
-            if not wait.returned
-        ]
-        return all(asleep) and all(now - wait.since >= patience_s for wait in inside)
+        for wait, pid in zip(self.ranks, pids, strict=True):
+            if not wait.returned:
+                self._count_sleep(wait, pid)
+        return all(wait.slept_s >= patience_s for wait in inside)
 
     def slow(self, now: float) -> str:
         """Say once of each long wait who waits for whom; "" when there is nothing to say."""
@@ -104,13 +112,13 @@ class Waits:
                 )
         return ""
 
-    def _sleeps(self, wait: Wait, pid: int | None, now: float) -> bool:
-        """Whether the rank has only slept since it last moved; if not, it counts from now."""
+    def _count_sleep(self, wait: Wait, pid: int | None) -> None:
+        """Add to the time that the rank has slept; begin anew if it was awake since the last."""
         ticks = cpu_ticks_asleep(pid) if pid is not None else -1
         if ticks < 0 or ticks != wait.cpu_ticks:
-            wait.cpu_ticks, wait.since = ticks, now
-            return False
-        return True
+            wait.cpu_ticks, wait.slept_s = ticks, 0.0
+        else:
+            wait.slept_s += self._gap_s
 
 
 def meeting(beat: Beat) -> tuple[str, int]:

@@ -8,12 +8,14 @@ The rows are kept for the next tensors of the same shapes: a loop gathers alike 
 from __future__ import annotations
 
 import functools
+import zlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from notebook_accel.ranks import watch
+from notebook_accel.ranks.alike import check_alike
 from notebook_accel.ranks.world import World
 
 # Larger ones are sent alone, where copying would take longer than a collective's latency.
@@ -25,7 +27,7 @@ class Parcel:
     """A row of bytes for tensors of some ``kinds`` (shape and dtype), and room for every rank's."""
 
     def __init__(self, kinds: tuple[Any, ...], size: int, device: torch.device) -> None:
-        ends = [0]
+        ends = [_ALIGNMENT]  # in front: a number that stands for the kinds
         for shape, dtype in kinds:
             num_bytes = max(1, shape.numel() * dtype.itemsize)
             ends.append(ends[-1] + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
@@ -33,6 +35,10 @@ class Parcel:
             self.sent = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
             received = torch.zeros(size, ends[-1], dtype=torch.uint8, device=device)
             self.rows = list(received.unbind(0))
+            stamp = zlib.crc32(repr(kinds).encode()) >> 1
+            self.sent[:4].view(torch.int32)[0] = stamp
+            self.stamps = received[:, :4].view(torch.int32)
+            self.right_stamps = [[stamp]] * size
             self.outgoing, self.incoming = [], []
             for (shape, dtype), start in zip(kinds, ends, strict=False):
                 end = start + shape.numel() * dtype.itemsize
@@ -46,6 +52,9 @@ class Parcel:
         for place, tensor in zip(self.outgoing, tensors, strict=True):
             place.copy_(tensor)
         watch.all_gather(self.rows, self.sent)
+        # Not on a GPU, which would have to be waited for.
+        if self.stamps.is_cpu and self.stamps.tolist() != self.right_stamps:
+            check_alike("gather", tensors, len(self.rows))  # it differs on all ranks: all come here
         # Copies: the row is written again by the next gather.
         return [
             torch.cat(everybody).to(tensor.device)
@@ -61,6 +70,7 @@ def gather_tensors(tensors: list[Tensor], world: World) -> list[Tensor]:
 
     Shapes: ``[n, ...]`` on each rank gives ``[size * n, ...]``; a 0-d tensor gives ``[size]``.
     Ranks:  all ranks call it, with equal shapes and dtypes; all get the whole.
+    Errors: DistributedOperationException where small ones differ; large ones end the run.
     """
     tensors = [one.detach() if one.requires_grad else one for one in tensors]
     tensors = [one if one.shape else one.reshape(1) for one in tensors]

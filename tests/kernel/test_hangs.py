@@ -49,6 +49,9 @@ def return_late(accelerator):
 def unequal(accelerator):
     accelerator.gather(torch.ones(2 + accelerator.process_index))
 
+def very_unequal(accelerator):
+    accelerator.gather(torch.ones(1000 + 10 * accelerator.process_index))
+
 def slow_main(accelerator):
     if accelerator.is_main_process:
         end = time.monotonic() + 3
@@ -72,10 +75,10 @@ def functions(kernel):
     assert not kernel.run(RUNS).error
 
 
-def run(kernel, arguments, num_processes=2, timeout_s=40.0):
+def run(kernel, arguments, num_processes=2, method="auto", timeout_s=40.0):
     cell = (
-        f"run = notebook_launcher(functools.partial(trained, {arguments}), "
-        f"num_processes={num_processes}, device='cpu')\nprint(run.values)"
+        f"run = notebook_launcher(functools.partial(trained, {arguments}), device='cpu', "
+        f"num_processes={num_processes}, start_method={method!r})\nprint(run.values)"
     )
     return kernel.run(cell, timeout_s=timeout_s)
 
@@ -92,10 +95,10 @@ def test_a_collective_on_the_main_process_only_ends_with_who_waits_where(kernel)
 
 
 def test_a_rank_waits_for_buffers_in_its_forward(kernel):
-    reply = run(kernel, "at_step=1, norm=True")
+    reply = run(kernel, "at_step=1, norm=True", method="forkserver")
     assert reply.error == "RanksStuck"
     assert "rank 0 in gather at Cell" in said(reply)
-    assert "rank 1 in forward at Cell" in said(reply)
+    assert "rank 1 in forward at Cell" in said(reply), said(reply)
 
 
 def test_a_main_process_function_that_calls_a_collective_is_explained(kernel):
@@ -134,10 +137,13 @@ def test_a_rank_that_returned_but_has_not_ended_yet_is_blamed(kernel):
 
 
 def test_tensors_of_different_sizes_are_explained(kernel):
-    reply = run(kernel, "end=unequal")
+    reply = run(kernel, "end=very_unequal")
     assert reply.error == "RanksStuck"
-    assert "rank 0 8 bytes in gather at Cell In[" in said(reply)
+    assert "rank 0 4016 bytes in gather at Cell In[" in said(reply)
     assert "pad_across_processes" in said(reply)
+    reply = run(kernel, "end=unequal")  # so alike that they would fit
+    assert reply.error == "DistributedOperationException"
+    assert "rank 0 [2] float32, rank 1 [3] float32" in said(reply)
 
 
 def test_a_slow_rank_is_waited_for(kernel):
