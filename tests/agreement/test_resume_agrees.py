@@ -5,6 +5,11 @@ A run here has dropout, a shuffled loader, AdamW and a schedule: whatever is not
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import threading
+import warnings
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +19,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_accel import Accelerator, notebook_launcher
+from notebook_accel import Accelerator, WorkerDied, notebook_launcher
+from notebook_accel.config.project import ProjectConfiguration
 
 NUM_EPOCHS = 3
 BATCH = 2
@@ -258,3 +264,55 @@ def test_a_run_goes_on_alike_on_another_number_of_ranks(
         changes_the_world, (str(tmp_path / "a"), False), loaded_by, device="cpu"
     )[0]
     assert len(whole) == 12 and rest == pytest.approx(whole[6:], abs=1e-6)
+
+
+def trains_until_killed(root: str, alive_s: float | None) -> list[float]:
+    """Resume if there is something to resume, save every step; rank 0 may be killed any moment."""
+    torch.manual_seed(0)
+    accelerator = Accelerator(
+        cpu=True,
+        project_dir=root,
+        project_config=ProjectConfiguration(automatic_checkpoint_naming=True, total_limit=2),
+    )
+    x = torch.randn(24, 4)
+    model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    loader = DataLoader(x, batch_size=2, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if Path(root, "began").exists():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of broken ones, of rank 1's random numbers
+            accelerator.load_state()
+    else:
+        accelerator.save_state()
+        accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        Path(root, "began").touch()
+        if alive_s is not None:
+            threading.Timer(alive_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    step = 0
+    while loader.epoch < 4:
+        for batch in loader:
+            accelerator.backward((model(batch) - batch.sum(1, keepdim=True)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            accelerator.save_state(async_save=step % 2 == 0)
+    accelerator.wait_for_save()
+    if alive_s is not None and accelerator.is_main_process:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [v for one in accelerator.get_state_dict(model).values() for v in one.flatten().tolist()]
+
+
+@pytest.mark.parametrize(
+    "num_kills", [4, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+)
+def test_killed_again_and_again_it_ends_where_it_would_have(tmp_path: Path, num_kills: int) -> None:
+    whole = notebook_launcher(trains_until_killed, (str(tmp_path / "a"), None), 2, device="cpu")
+    moments = random.Random(0)
+    for _ in range(num_kills):
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            alive_s = moments.uniform(0.0, 0.2)
+            notebook_launcher(trains_until_killed, (str(tmp_path / "b"), alive_s), 2, device="cpu")
+    rest = notebook_launcher(trains_until_killed, (str(tmp_path / "b"), None), 2, device="cpu")
+    assert rest[0] == rest[1] == whole[0]
