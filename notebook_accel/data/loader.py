@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
+from notebook_accel.data.batch import num_rows, to_device
 from notebook_accel.data.dealers import Start
 from notebook_accel.data.reading import Bookmark, Reading
 from notebook_accel.data.shard import Share
 from notebook_accel.data.stream import Dealt
 from notebook_accel.errors import RuntimeMisuse
-from notebook_accel.ranks.collectives import map_tree
 
 _END = object()
 
@@ -260,7 +259,7 @@ class PreparedLoader(DataLoader[Any]):
         device = seat.device
         samples_before = mark.samples
         try:
-            if one.num_batches is None and self.reading.dispatch is None:
+            if one.num_batches is None and not self.reading.tells_last:
                 batches = _with_end(batches, one)
             for batch in batches:
                 if type(batch) is Dealt:
@@ -293,33 +292,6 @@ def _with_end(batches: Iterator[Any], one: Pass) -> Iterator[Any]:
         one.is_last = following is _END
         yield batch
         batch = following
-
-
-def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """Move every tensor (and whatever else has ``to``) of a batch to ``device``."""
-
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf.to(device, non_blocking=non_blocking)
-        return leaf.to(device) if hasattr(leaf, "to") else leaf
-
-    # Containers that can move themselves know what must stay (a PackedSequence's batch sizes).
-    return map_tree(move, batch, is_leaf=lambda one: hasattr(one, "to"))
-
-
-def num_rows(batch: Any) -> int:
-    """How many samples a batch holds, by the first tensor or list in it; 0 when nobody can say."""
-    while True:
-        if isinstance(batch, Tensor):
-            return batch.shape[0] if batch.dim() else 1
-        if isinstance(batch, dict) and batch:
-            batch = next(iter(batch.values()))
-        elif isinstance(batch, (list, tuple)) and batch:
-            if not isinstance(batch[0], (Tensor, list, tuple, dict)):
-                return len(batch)
-            batch = batch[0]
-        else:
-            return 0
 
 
 def other_process(what: str) -> RuntimeMisuse:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from notebook_accel.data.loader import Pass, Passes, num_rows
+from notebook_accel.data.batch import num_rows
+from notebook_accel.data.loader import Pass, Passes
 from notebook_accel.data.shard import WHOLE, Share
 from notebook_accel.events import rails
 from notebook_accel.events.lines import persons_frame

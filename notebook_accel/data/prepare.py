@@ -23,6 +23,7 @@ from notebook_accel.data.loader import Passes, PreparedLoader
 from notebook_accel.data.order import AgreedOrder
 from notebook_accel.data.reading import Reading, Seat
 from notebook_accel.data.shard import Rule
+from notebook_accel.data.sharding import can_shard
 from notebook_accel.data.stateful import is_stateful, plain_copy, stateful_copy
 from notebook_accel.data.stream import CollateDealt, stream_of_steps
 from notebook_accel.errors import ConfigError
@@ -64,8 +65,14 @@ def prepare_loader(
         dispatch = Dispatch(world, data_rank)
         vars(reader)["pin_memory"] = False  # what travels need not be pinned
     dealer: Dealer | None = None
+    own_shards = False
     if is_stream:
-        if data_size > 1:
+        if data_size > 1 and dispatch is None and data_size == world.size:
+            own_shards = can_shard(source.dataset, data_size) and not loading.split_batches
+        if own_shards:
+            whole: Any = source.dataset
+            vars(reader)["dataset"] = whole.shard(num_shards=data_size, index=data_rank)
+        elif data_size > 1:
             _share_stream(reader, _rule(source.batch_size or 1, source, seat, loading), dispatch)
         if loading.use_stateful_dataloader or is_stateful(source):
             reader = stateful_copy(reader)
@@ -80,7 +87,8 @@ def prepare_loader(
         if data_size > 1 and source.num_workers == 0 and dispatch is None:
             apart = FetchedApart(source.dataset, source.collate_fn, data_rank)
             vars(reader).update(dataset=apart, collate_fn=as_fetched)
-    reading = Reading(source, reader, dealer, seat, dispatch)
+    even_shards = loading.even_batches
+    reading = Reading(source, reader, dealer, seat, dispatch, own_shards, even_shards)
     return PreparedLoader(source, reading, Passes() if passes is None else passes)
 
 

@@ -20,6 +20,7 @@ from notebook_accel.data.dispatch import Dispatch, grouped
 from notebook_accel.data.order import AgreedOrder
 from notebook_accel.data.randomness import draw, generator_at, kept, mixed, restore, snapshot
 from notebook_accel.data.shard import Share
+from notebook_accel.data.sharding import evened
 from notebook_accel.data.stateful import is_stateful, with_states
 from notebook_accel.data.stream import SharedStream
 from notebook_accel.data.waiting import Waiting
@@ -68,7 +69,7 @@ class Reading:
     """Begins passes over ``reader``, a copy of the person's ``source`` that reads this seat's part.
 
     ``dealer`` deals its indices; a stream has none and deals for itself. With ``dispatch`` only
-    rank 0 uses its reader.
+    rank 0 uses its reader; with ``own_shards`` each rank's stream has been sharded by itself.
     """
 
     def __init__(
@@ -78,12 +79,16 @@ class Reading:
         dealer: Dealer | None,
         seat: Seat,
         dispatch: Dispatch | None,
+        own_shards: bool = False,
+        even_shards: bool = True,
     ) -> None:
         self.reader = reader
         self.dealer = dealer
         self.seat = seat
         self.dispatch = dispatch
         self._source = source
+        self._own_shards = own_shards
+        self._even_shards = even_shards
 
     @property
     def order(self) -> AgreedOrder | None:
@@ -102,13 +107,19 @@ class Reading:
     def even(self) -> bool:
         """Whether the tail is completed so that all ranks take equally many steps."""
         holder = self._rule_holder()
-        return True if holder is None else holder.rule.even
+        return self._even_shards if holder is None else holder.rule.even
 
     @even.setter
     def even(self, value: bool) -> None:
         holder = self._rule_holder()
+        self._even_shards = value
         if holder is not None:
             holder.rule = replace(holder.rule, even=value)
+
+    @property
+    def tells_last(self) -> bool:
+        """Whether the last batch of a stream comes marked as such."""
+        return self.dispatch is not None or (self._own_shards and self._even_shards)
 
     @property
     def splits(self) -> bool:
@@ -132,6 +143,8 @@ class Reading:
         for one in (None if self.dealer is None else self.dealer.batches, self._source.sampler):
             told += [one, getattr(one, "sampler", None)]
         told.append(self._source.dataset)
+        if self._own_shards:
+            told.append(self.reader.dataset)
         for one in told:
             if hasattr(one, "set_epoch"):
                 one.set_epoch(epoch)
@@ -156,7 +169,9 @@ class Reading:
         vars(self.reader)["generator"] = generator
         if dealer is None:
             mark.stream_origin = start.origin or snapshot()
-            batches = _begun_stream(self.reader, start)
+            batches, skipped = _begun_stream(self.reader, start)
+            if self._own_shards:
+                return evened(batches, seat.world, self._even_shards, skipped)
         else:
             dealer.start, dealer.record = start, deque()
             batches = iter(self.reader)
@@ -172,8 +187,10 @@ class Reading:
         stream must not: each rank keeps its part of what all of them see.
         """
         if self.dealer is None:
-            if self.reader.num_workers:
+            if self.reader.num_workers and not self._own_shards:
                 seed = int(broadcast(torch.tensor(seed), self.seat.world).item())
+            if self._own_shards:
+                seed = mixed(seed, self.seat.rank)
             return torch.Generator().manual_seed(seed)
         if isinstance(self.reader.dataset, FetchedApart):
             self.reader.dataset.begin(seed, start.skip)
@@ -191,13 +208,15 @@ class Reading:
         return holder if isinstance(holder, (DealtBatches, SharedStream)) else None
 
 
-def _begun_stream(reader: Any, start: Start) -> Iterator[Any]:
+def _begun_stream(reader: Any, start: Start) -> tuple[Iterator[Any], list[Any]]:
     """Read a stream on to where the pass begins; a resumed run's random numbers stay as they were.
 
+    Gives what is left, and the first of the batches that were skipped, if any was.
     The first batch is read with them: it had been read ahead when the run was saved.
     """
     keeps_state = is_stateful(reader)
-    first: list[Any] = []
+    ahead: list[Any] = []
+    skipped: list[Any] = []
     with nullcontext() if start.origin is None else kept():
         if start.origin is not None:
             restore(start.origin)
@@ -207,7 +226,8 @@ def _begun_stream(reader: Any, start: Start) -> Iterator[Any]:
         if keeps_state:
             batches = with_states(batches, reader)
         if start.skip:
-            num_skipped = 0 if start.state is not None else start.skip
-            next(islice(batches, num_skipped, num_skipped), None)
-            first = list(islice(batches, 1))
-    return chain(first, batches) if first else batches
+            if start.state is None:
+                skipped = list(islice(batches, 1))
+                next(islice(batches, start.skip - 1, start.skip - 1), None)
+            ahead = list(islice(batches, 1))
+    return (chain(ahead, batches) if ahead else batches), skipped

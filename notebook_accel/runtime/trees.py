@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from notebook_accel.data.loader import to_device
+from notebook_accel.data.batch import to_device
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.collectives import map_tensors, map_tree
 

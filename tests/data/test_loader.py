@@ -17,7 +17,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from notebook_accel.data.loader import PreparedLoader, num_rows, to_device
+from notebook_accel.data.batch import num_rows, to_device
+from notebook_accel.data.loader import PreparedLoader
 from notebook_accel.data.prepare import prepare_loader
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.ranks.world import World

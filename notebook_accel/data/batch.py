@@ -1,0 +1,37 @@
+"""What can be done with a batch, whatever it is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from notebook_accel.ranks.collectives import map_tree
+
+
+def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """Move every tensor (and whatever else has ``to``) of a batch to ``device``."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(device, non_blocking=non_blocking)
+        return leaf.to(device) if hasattr(leaf, "to") else leaf
+
+    # Containers that can move themselves know what must stay (a PackedSequence's batch sizes).
+    return map_tree(move, batch, is_leaf=lambda one: hasattr(one, "to"))
+
+
+def num_rows(batch: Any) -> int:
+    """How many samples a batch holds, by the first tensor or list in it; 0 when nobody can say."""
+    while True:
+        if isinstance(batch, Tensor):
+            return batch.shape[0] if batch.dim() else 1
+        if isinstance(batch, dict) and batch:
+            batch = next(iter(batch.values()))
+        elif isinstance(batch, (list, tuple)) and batch:
+            if not isinstance(batch[0], (Tensor, list, tuple, dict)):
+                return len(batch)
+            batch = batch[0]
+        else:
+            return 0
