@@ -18,6 +18,7 @@ from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import broadcast
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.base import Engine, Layout
+from notebook_accel.strategies.batchnorm import let_batch_norms_meet
 from notebook_accel.strategies.precision import Precision
 
 
@@ -48,6 +49,8 @@ class DDPEngine(Engine):
         if not any(parameter.requires_grad for parameter in model.parameters()):
             share_state(model, self.world)  # nothing to average, and torch refuses to wrap it
             return model
+        if self.world.device.type == "cpu":
+            let_batch_norms_meet(model)
         gpu = self.world.device if self.world.device.type == "cuda" and device_placement else None
         wrapped = DistributedDataParallel(
             model, device_ids=None if gpu is None else [gpu.index], **self._arguments
