@@ -139,6 +139,19 @@ def test_sync_can_be_driven_from_outside() -> None:
     assert torch.equal(model.weight, start - 2)
 
 
+def test_an_open_window_has_no_say_once_sync_is_driven() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    start = model.weight.clone()
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+        assert not accelerator.sync_gradients
+        GradientState()._set_sync_gradients(True)
+        optimizer.step()
+    assert torch.equal(model.weight, start - 1 / 4)
+
+
 def test_an_accelerator_is_copied_as_itself() -> None:
     accelerator = Accelerator(cpu=True)
     assert copy.deepcopy({"held": accelerator})["held"] is accelerator
