@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import re
 import sys
+import sysconfig
 from types import FrameType
 from typing import Any
 
-THE_PERSON, US, BETWEEN = range(3)  # who wrote a line; between: torch, calling or called
+THE_PERSON, US, BETWEEN = range(3)  # who wrote a line; between: libraries, calling or called
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
 
 
 def owner_of(filename: str) -> int:
     """Tell who wrote the lines of ``filename``."""
     if filename.startswith(_PACKAGE):
         return US
-    between = f"{os.sep}torch{os.sep}" in filename or filename.endswith("contextlib.py")
-    return BETWEEN if between else THE_PERSON
+    if filename.startswith((_STANDARD, "<frozen ")) or "-packages" + os.sep in filename:
+        return BETWEEN
+    return THE_PERSON
 
 
 def persons_frame(frame: FrameType | None) -> FrameType | None:

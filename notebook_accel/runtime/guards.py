@@ -100,7 +100,8 @@ class Guards:
 def note_batch(arithmetic: str) -> None:
     """Say what one optimizer step sees; a statement, not a warning."""
     if wanted("effective-batch"):
-        print(f"note: {arithmetic}", file=sys.stderr)
+        announce = getattr(sys.stderr, "announce", sys.stderr.write)
+        announce(f"note: {arithmetic}\n")
 
 
 # ── at prepare ────────────────────────────────────────────────────────────────────────────────
