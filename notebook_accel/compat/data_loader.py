@@ -13,4 +13,16 @@ from notebook_accel.data.standalone import (
 )
 from notebook_accel.data.standalone import skipping_loader as SkipDataLoader
 
+__all__ = [
+    "BatchSamplerShard",
+    "DataLoaderShard",
+    "IterableDatasetShard",
+    "SeedableRandomSampler",
+    "SkipBatchSampler",
+    "SkipDataLoader",
+    "get_sampler",
+    "prepare_data_loader",
+    "skip_first_batches",
+]
+
 __getattr__ = _door(__name__)

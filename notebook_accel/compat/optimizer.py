@@ -3,4 +3,8 @@
 from notebook_accel.compat.doors import door as _door
 from notebook_accel.runtime.optimizer import PreparedOptimizer as AcceleratedOptimizer
 
+__all__ = [
+    "AcceleratedOptimizer",
+]
+
 __getattr__ = _door(__name__)

@@ -5,4 +5,14 @@ from notebook_accel.config.environment import parse_choice_from_env, parse_flag_
 from notebook_accel.config.kinds import DistributedType, DynamoBackend
 from notebook_accel.runtime.faces import AcceleratorState, GradientState, PartialState
 
+__all__ = [
+    "AcceleratorState",
+    "DistributedType",
+    "DynamoBackend",
+    "GradientState",
+    "PartialState",
+    "parse_choice_from_env",
+    "parse_flag_from_env",
+]
+
 __getattr__ = _door(__name__)

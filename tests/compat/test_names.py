@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -280,3 +281,16 @@ def test_small_tools_do_what_they_say(tmp_path: os.PathLike[str]) -> None:
         target = os.path.join(tmp_path, f"weights{safe}")
         save(weights, target, safe_serialization=safe)
         assert os.path.getsize(target) > 0
+
+
+def test_every_face_has_a_stub_by_which_editors_and_type_checkers_find_it() -> None:
+    faces = Path(utils_by_room.__file__).parents[1]
+    stubs = faces.parents[1] / "stubs" / "notebook_accel-stubs"
+    hidden = {"__init__", "doors", "trainer"}
+    modules = {path.relative_to(faces).with_suffix("") for path in faces.rglob("*.py")}
+    wanted = {one for one in modules if str(one) not in hidden}
+    assert {path.relative_to(stubs).with_suffix("") for path in stubs.rglob("*.pyi")} == wanted
+    for one in wanted:
+        name = ".".join(one.parts).removesuffix(".__init__")
+        text = (stubs / one).with_suffix(".pyi").read_text()
+        assert text == f"from notebook_accel.compat.{name} import *\n"

@@ -3,4 +3,9 @@
 from notebook_accel.compat.doors import door as _door
 from notebook_accel.compat.test_utils.training import RegressionDataset, RegressionModel
 
+__all__ = [
+    "RegressionDataset",
+    "RegressionModel",
+]
+
 __getattr__ = _door(__name__)

@@ -11,7 +11,7 @@ from .memory import *
 from .operations import *
 from .other import *
 from .random import *
-from .tqdm import tqdm
+from .tqdm import tqdm as tqdm
 from .versions import *
 
 

@@ -15,4 +15,19 @@ SCALER_NAME = "scaler.pt"
 RNG_STATE_NAME = "random_states"
 PROFILE_PATTERN_NAME = "profile_{suffix}.json"
 
+__all__ = [
+    "MODEL_NAME",
+    "OPTIMIZER_NAME",
+    "PROFILE_PATTERN_NAME",
+    "RNG_STATE_NAME",
+    "SAFE_MODEL_NAME",
+    "SAFE_WEIGHTS_INDEX_NAME",
+    "SAFE_WEIGHTS_NAME",
+    "SAMPLER_NAME",
+    "SCALER_NAME",
+    "SCHEDULER_NAME",
+    "WEIGHTS_INDEX_NAME",
+    "WEIGHTS_NAME",
+]
+
 __getattr__ = _door(__name__)

@@ -26,4 +26,27 @@ from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.errors import DistributedOperationException
 
+__all__ = [
+    "AutocastKwargs",
+    "ComputeEnvironment",
+    "CustomDtype",
+    "DDPCommunicationHookType",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
+    "DistributedOperationException",
+    "DistributedType",
+    "DynamoBackend",
+    "FP8BackendType",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "InitProcessGroupKwargs",
+    "KwargsHandler",
+    "LoggerType",
+    "PrecisionType",
+    "ProfileKwargs",
+    "ProjectConfiguration",
+    "RNGType",
+    "TorchDynamoPlugin",
+]
+
 __getattr__ = _door(__name__)

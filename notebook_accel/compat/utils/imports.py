@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from notebook_accel.compat.doors import door as _make_door
-from notebook_accel.config.installed import availability, is_rich_available
+from notebook_accel.config.installed import availability
+from notebook_accel.config.installed import is_rich_available as is_rich_available
 
 _door = _make_door(__name__)
 _DEVICES = ("hpu", "mlu", "musa", "npu", "sdaa", "xpu")

@@ -15,4 +15,20 @@ from notebook_accel.runtime.modules import (
 from notebook_accel.runtime.operations import wait_for_everyone
 from notebook_accel.strategies.compiled import has_compiled_regions, is_compiled_module
 
+__all__ = [
+    "clear_environment",
+    "compile_regions",
+    "convert_bytes",
+    "extract_model_from_parallel",
+    "get_pretty_name",
+    "has_compiled_regions",
+    "is_compiled_module",
+    "is_port_in_use",
+    "merge_dicts",
+    "patch_environment",
+    "recursive_getattr",
+    "save",
+    "wait_for_everyone",
+]
+
 __getattr__ = _door(__name__)

@@ -1,0 +1,1 @@
+from notebook_accel.compat.memory_utils import *

@@ -1,0 +1,1 @@
+from notebook_accel.compat.test_utils.training import *
