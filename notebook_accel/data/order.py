@@ -7,7 +7,9 @@ would draw it; among several ranks rank 0's draw counts.
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -20,8 +22,9 @@ from torch.utils.data import (
 )
 
 from notebook_accel.data.randomness import restore, snapshot
+from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks import watch
-from notebook_accel.ranks.collectives import broadcast
+from notebook_accel.ranks.collectives import broadcast, rank_sizes
 from notebook_accel.ranks.seeding import draw_shared_seed
 from notebook_accel.ranks.world import World
 
@@ -39,7 +42,9 @@ class AgreedOrder(Sampler[Any]):
 
     def __init__(self, sampler: Any, world: World, data_seed: int | None = None) -> None:
         self.sampler = sampler  # the person's own: they may call its set_epoch
-        self.base = data_seed
+        inner = getattr(sampler, "sampler", None)
+        self._inner = inner if isinstance(inner, AgreedOrder) else None
+        self._base = data_seed
         self.epoch: int | None = None if data_seed is None else 0
         self.origin: dict[str, Any] = {}
         self._draws = data_seed is None
@@ -64,6 +69,18 @@ class AgreedOrder(Sampler[Any]):
     def __len__(self) -> int:
         return len(self.sampler)
 
+    @property
+    def base(self) -> int | None:
+        """The seed of epoch 0, where the order is a function of the epoch."""
+        return self._base if self._inner is None else self._inner.base
+
+    @base.setter
+    def base(self, value: int | None) -> None:
+        if self._inner is None:
+            self._base = value
+        else:
+            self._inner.base = value
+
     def replay(self, origin: dict[str, Any]) -> None:
         """Let the next pass begin as that of ``origin`` did; it may move the global generators."""
         self._replayed = origin or None
@@ -86,9 +103,9 @@ class AgreedOrder(Sampler[Any]):
         drawn = draw_shared_seed(self._world) if self._draws else 0
         if self.epoch is None:
             return drawn
-        if self.base is None:
-            self.base = drawn
-        return (self.base + self.epoch) % 2**63
+        if self._base is None:
+            self._base = drawn
+        return (self._base + self.epoch) % 2**63
 
     def _by_its_generator(self, origin: dict[str, Any] | None) -> Iterator[Any]:
         generator = self.sampler.generator
@@ -103,8 +120,25 @@ class AgreedOrder(Sampler[Any]):
         if origin is not None:
             restore(origin)
         self.origin = snapshot()
-        together = self._world.size > 1 and _ends(self.sampler)
-        yield from self._rank_0s(list(self.sampler)) if together else self.sampler
+        if self._world.size == 1:
+            yield from self.sampler
+        elif _ends(self.sampler):
+            yield from self._rank_0s(list(self.sampler))
+        else:
+            yield from self._compared(iter(self.sampler))
+
+    def _compared(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Items of a sampler that may not end, once ranks have compared how theirs begin."""
+        head = list(islice(items, self._world.size))
+        codes = rank_sizes(zlib.crc32(repr(head).encode()), self._world)
+        if len(set(codes)) > 1:
+            raise RuntimeMisuse(
+                f"A {type(self.sampler).__name__} without len() gives ranks unlike orders.",
+                "each rank keeps its part of one order; a sampler that may not end cannot be asked "
+                "on rank 0 for all.",
+                "seed what it draws from alike on all ranks (set_seed), or give it a __len__.",
+            )
+        return chain(head, items)
 
     def _rank_0s(self, items: list[Any]) -> list[Any]:
         """Rank 0's items; the others have drawn theirs too, so that ranks' random numbers agree."""

@@ -135,10 +135,10 @@ def _agreed(batches: Any, world: World, data_seed: int | None) -> tuple[Any, Agr
         return order, order
     inner = copy.copy(batches)
     inner.sampler = order = AgreedOrder(sampler, world, data_seed)
-    if type(batches) is not BatchSampler and world.size > 1:
-        # It may draw something of its own, whoever gives it the samples.
-        return AgreedOrder(inner, world), order
-    return inner, order
+    if type(batches) is BatchSampler:
+        return inner, order
+    order = AgreedOrder(inner, world)  # it may draw something of its own, whatever it samples from
+    return order, order
 
 
 def _data_seed(loading: DataLoaderConfiguration, world: World) -> int | None:

@@ -149,6 +149,30 @@ def test_samplers_of_any_randomness_give_ranks_one_order() -> None:
         assert sorted(seen) == list(range(8)), name
 
 
+def test_an_endless_sampler_that_ranks_draw_apart_is_an_error_on_every_rank() -> None:
+    class Endless:
+        def __iter__(self):
+            while True:
+                yield [random.randrange(8), random.randrange(8)]
+
+    def read(together):
+        accelerator = Accelerator()
+        random.seed(0 if together else accelerator.process_index)
+        loader = accelerator.prepare(DataLoader(range(8), batch_sampler=Endless()))
+        try:
+            return [batch.tolist() for batch, _ in zip(loader, range(3), strict=False)]
+        except RuntimeError as error:
+            return str(error)
+
+    first, second = on_two_ranks(read, True)
+    random.seed(0)
+    expected = [[random.randrange(8), random.randrange(8)] for _ in range(6)]
+    assert [first, second] == [expected[0::2], expected[1::2]]
+    for text in on_two_ranks(read, False):
+        assert "Endless without len() gives ranks unlike orders" in text
+        assert "set_seed" in text
+
+
 def test_a_seedable_order_is_a_function_of_the_seed_and_the_epoch() -> None:
     """DL11 and E4: set_epoch obeyed; a pass that is broken off was a pass."""
 

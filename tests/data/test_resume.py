@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -43,6 +44,15 @@ class ShuffledBatches:
         return 5
 
 
+class Buckets(BatchSampler):
+    """Shuffles batches of shuffled samples."""
+
+    def __iter__(self):
+        batches = list(super().__iter__())
+        random.shuffle(batches)
+        return iter(batches)
+
+
 class OneByOne(torch.utils.data.Sampler):
     """Draws each index when it is asked for it."""
 
@@ -73,6 +83,7 @@ LOADERS = {
     "by python": lambda: DataLoader(ROWS, 2, sampler=ByPython()),
     "one by one": lambda: DataLoader(ROWS, 2, sampler=OneByOne()),
     "batch sampler": lambda: DataLoader(ROWS, batch_sampler=ShuffledBatches()),
+    "buckets": lambda: DataLoader(ROWS, batch_sampler=Buckets(RandomSampler(ROWS), 2, False)),
     "stream": lambda: DataLoader(RandomStream(), batch_size=2),
 }
 
@@ -209,7 +220,7 @@ def stops_and_resumes():
     import random
 
     import torch
-    from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+    from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
     from notebook_accel import Accelerator
     from notebook_accel.data.randomness import restore, snapshot
@@ -223,7 +234,16 @@ def stops_and_resumes():
         def __iter__(self):
             return iter(random.sample(range(13), 13))
 
+    class Buckets(BatchSampler):
+        def __iter__(self):
+            batches = list(super().__iter__())
+            random.shuffle(batches)
+            return iter(batches)
+
     makes = {
+        "buckets": lambda: DataLoader(
+            range(13), batch_sampler=Buckets(RandomSampler(range(13)), 2, False)
+        ),
         "shuffled": lambda: DataLoader(range(13), batch_size=2, shuffle=True),
         "workers": lambda: DataLoader(range(13), batch_size=2, shuffle=True, num_workers=1),
         "weighted": lambda: DataLoader(range(13), 2, sampler=WeightedRandomSampler([1.0] * 13, 13)),
