@@ -69,7 +69,8 @@ def test_an_abort_of_gloo_over_different_sizes_is_explained() -> None:
     assert isinstance(error, RanksStuck)
     assert error.what == (
         "the ranks bring tensors of different sizes to one collective: "
-        "rank 0 8 bytes in gather at File train.py:14, rank 1 12 bytes in gather at File train.py:14"
+        "rank 0 8 bytes in gather at File train.py:14, "
+        "rank 1 12 bytes in gather at File train.py:14"
     )
     assert "pad_across_processes" in error.fix
 
