@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.ranks import run_ranks
+from notebook_accel import notebook_launcher
+
+
+def run_ranks(function, num_processes):
+    run = notebook_launcher(function, (), num_processes, device="cpu")
+    return [run[rank] for rank in range(num_processes)]
 
 
 def reads_loaders():
@@ -77,6 +82,7 @@ def reads_loaders():
 
 
 def test_two_ranks_read_disjoint_shares_in_one_order() -> None:
+    """DL01, DL02, DL07 and DL08."""
     first, second = run_ranks(reads_loaders, 2)
     assert (first["five"], second["five"]) == ([[0, 1], [4, 0]], [[2, 3], [1, 2]])
     for name in ("shuffled", "own_generator", "weighted", "python", "distributed"):
@@ -201,6 +207,7 @@ def gathers_for_metrics():
 
 
 def test_every_sample_is_gathered_exactly_once() -> None:
+    """GM02, GM03, GM05, GM08 and GM09."""
     said, other = run_ranks(gathers_for_metrics, 2)
     assert said == other
     assert said["tensors"] == [[0, 1, 2, 3], [4]]
@@ -256,3 +263,35 @@ def starves_a_rank():
 
 def test_without_even_batches_a_rank_may_get_nothing() -> None:
     assert run_ranks(starves_a_rank, 2) == [[1, [[0]]], [0, []]]
+
+
+def reads_tiny_datasets():
+    from torch.utils.data import DataLoader
+
+    from notebook_accel import Accelerator, DataLoaderConfiguration
+
+    said = {}
+    for even in (True, False):
+        config = DataLoaderConfiguration(even_batches=even)
+        accelerator = Accelerator(dataloader_config=config)
+        for num in (1, 2, 3):
+            loader = accelerator.prepare(DataLoader(range(num), batch_size=4))
+            seen, gathered = [], []
+            for batch in loader:
+                seen += batch.tolist()
+                gathered += accelerator.gather_for_metrics(batch).tolist() if even else []
+            said[f"{num} {even}"] = seen, gathered
+    return said
+
+
+def test_datasets_smaller_than_a_batch_reach_every_rank() -> None:
+    """DL14."""
+    first, second = run_ranks(reads_tiny_datasets, 2)
+    for num in (1, 2, 3):
+        for said in (first, second):
+            seen, gathered = said[f"{num} True"]
+            assert len(seen) == 4
+            assert set(seen) <= set(range(num))
+            assert gathered == list(range(num))
+        assert first[f"{num} False"] == (list(range(num)), [])
+        assert second[f"{num} False"] == ([], [])

@@ -17,11 +17,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from notebook_accel import notebook_launcher
 from notebook_accel.data.loader import PreparedLoader
 from notebook_accel.data.prepare import prepare_loader
 from notebook_accel.data.randomness import restore, snapshot
 from notebook_accel.ranks.world import World
-from tests.support.ranks import run_ranks
 
 ROWS = TensorDataset(torch.arange(10))
 
@@ -86,6 +86,11 @@ LOADERS = {
     "buckets": lambda: DataLoader(ROWS, batch_sampler=Buckets(RandomSampler(ROWS), 2, False)),
     "stream": lambda: DataLoader(RandomStream(), batch_size=2),
 }
+
+
+def run_ranks(function, num_processes):
+    run = notebook_launcher(function, (), num_processes, device="cpu")
+    return [run[rank] for rank in range(num_processes)]
 
 
 def prepared(make) -> PreparedLoader:
