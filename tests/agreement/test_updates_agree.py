@@ -218,7 +218,7 @@ def test_a_schedule_sized_by_the_unprepared_loader_ends_with_the_last_epoch(
 def test_a_schedule_in_updates_is_as_far_after_as_many_updates(runs: dict) -> None:
     found = {}
     for ranks in (1, 2, 4):
-        for accumulate, (left, _, updates) in runs[ranks][0]["in updates"].items():
+        for left, _, updates in runs[ranks][0]["in updates"].values():
             found.setdefault(updates, set()).add(left)
     assert found == {16: {0.0}, 8: {8.0}, 4: {12.0}, 2: {14.0}}
 
