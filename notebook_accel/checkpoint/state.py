@@ -60,8 +60,15 @@ class Snapshot:
     each_rank: list[int]
     random: dict[str, Any]
 
-    def copied(self) -> Snapshot:
-        """Copy all of it into the memory of the CPU, so that training may go on."""
+    def copied(self, memory: list[Tensor]) -> Snapshot:
+        """Copy all of it into the memory of the CPU, so that training may go on.
+
+        ``memory`` are the tensors of the copy before, which are written over where they fit, and
+        becomes those of this one: fresh memory costs several times as much as copying.
+        """
+        spare: dict[Any, list[Tensor]] = {}
+        for one in memory:
+            spare.setdefault(_form(one), []).append(one)
         known: dict[Any, Tensor] = {}  # tied tensors stay tied: their file holds them once
 
         def leaf(value: Any) -> Any:
@@ -69,10 +76,14 @@ class Snapshot:
                 return copy.deepcopy(value)
             mark = identity(value)
             if mark not in known:
-                known[mark] = value.detach().to("cpu", copy=True)
+                old = spare.get(_form(value))
+                value = value.detach()
+                known[mark] = old.pop().copy_(value) if old else value.to("cpu", copy=True)
             return known[mark]
 
-        return Snapshot(*(map_tree(leaf, getattr(self, one.name)) for one in fields(self)))
+        snapshot = Snapshot(*(map_tree(leaf, getattr(self, one.name)) for one in fields(self)))
+        memory[:] = known.values()
+        return snapshot
 
 
 def write_shared(
@@ -220,6 +231,10 @@ class Checkpoint:
     def _random(self, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = load_pickled(path)
         return found
+
+
+def _form(tensor: Tensor) -> Any:
+    return tensor.shape, tensor.dtype, tensor.layout
 
 
 def _own(snapshot: Snapshot) -> dict[str, Any]:

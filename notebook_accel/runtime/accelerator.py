@@ -304,6 +304,7 @@ class Accelerator(
         self._wardrobe.clear()
         self._clock.reset()
         self._passes.active.clear()
+        self._memory.clear()
         nothing: list[None] = [None] * len(objects)
         del objects
         clear_device_cache(garbage_collection=True)

@@ -50,6 +50,7 @@ class Keeping:
         self._save_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._background = Background()
+        self._memory: list[torch.Tensor] = []  # of the last copy that was written in the background
 
     @property
     def project_dir(self) -> str | None:
@@ -86,8 +87,9 @@ class Keeping:
         numbers, registered objects. Without ``output_dir`` the folder follows from automatic
         naming. The folder's checkpoint before stays valid until this one is whole. With
         ``async_save`` it returns after a copy in memory, and a thread writes; the next save, load
-        or the end of training waits for it, and gets its error. Between two steps it is exact;
-        inside an accumulation window the gradients of the window are not saved (a warning).
+        or the end of training waits for it, and gets its error. The copy's memory is kept for the
+        next such save, until ``free_memory``. Between two steps it is exact; inside an accumulation
+        window the gradients of the window are not saved (a warning).
 
         Ranks: any: nobody waits. A rank that does not call it has no random numbers saved.
         Errors: CheckpointError for a numbered folder that holds a checkpoint already.
@@ -113,7 +115,7 @@ class Keeping:
         root = folder.parent if output_dir is None else None
         job = partial(self._write, folder, root, safe=safe_serialization)
         if async_save:
-            self._background.start(partial(job, snapshot.copied()))
+            self._background.start(partial(job, snapshot.copied(self._memory)))
         else:
             job(snapshot)
         if output_dir is None:

@@ -307,6 +307,25 @@ def test_saving_in_the_background_copies_first_and_counts_on_after_a_resume(
     assert (Path(last) / "checkpoint.json").exists()
 
 
+def test_saves_in_the_background_use_the_same_memory_and_hold_what_was_then(
+    tmp_path: Path,
+) -> None:
+    parts = build(0)
+    accelerator = parts[0]
+    moments, places = [], []
+    for number in range(3):
+        train(*parts)
+        accelerator.save_state(tmp_path / str(number), async_save=True)
+        moments.append(everything(*parts))
+        places.append({one.data_ptr() for one in accelerator._memory})
+    for number in range(3):
+        accelerator.load_state(tmp_path / str(number))
+        assert everything(*parts) == moments[number]
+    assert places[0] == places[1] == places[2]
+    accelerator.free_memory()
+    assert accelerator._memory == []
+
+
 def test_an_error_in_the_background_comes_with_the_next_save(tmp_path: Path) -> None:
     parts = build(0)
     accelerator = parts[0]
