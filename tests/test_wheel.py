@@ -80,3 +80,13 @@ def test_a_lesson_prints_its_lines(clean: Path, lesson: str) -> None:
     script.write_text((REPOSITORY / "tests" / "lessons" / f"{lesson}.py").read_text())
     printed = run(clean / "env/bin/python", script, cwd=clean).splitlines()
     assert [line for line in printed if line in LESSONS[lesson]] == LESSONS[lesson]
+
+
+def test_accelerates_names_come_with_it_and_with_stubs(clean: Path) -> None:
+    code = (
+        "import pathlib, sysconfig; from notebook_accel.utils.operations import gather;"
+        "site = pathlib.Path(sysconfig.get_path('purelib')) / 'notebook_accel-stubs';"
+        "print((site / 'utils' / '__init__.pyi').exists(), (site / 'py.typed').read_text())"
+    )
+    said = run(clean / "env" / "bin" / "python", "-c", code, cwd=clean)
+    assert said.split() == ["True", "partial"]
