@@ -4,7 +4,7 @@ A model of 100 million parameters with AdamW's state (1.2 GB), on the CPU, files
 Every number comes from a fresh process, which has saved once before its clock starts (not for the
 copy in memory and the first stall: their memory must be fresh); rounds are shuffled, medians.
 *memory* is the process's own (anonymous) memory above what it held before: 0 for a save that copies
-nothing. *with a step* adds the first optimizer step, in which lazily loaded tensors are really read.
+nothing. *with a step* adds the first optimizer step, in which lazily loaded tensors are read.
 CPU is the time of the calling thread: where others use the machine too, its ratios are the ones to
 read.
 
