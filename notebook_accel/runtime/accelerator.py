@@ -257,7 +257,7 @@ class Accelerator(
 
         Ranks: all ranks enter it for each batch.
         """
-        return Accumulation(self._clock, self._engine, self._wardrobe.optimizers, models)
+        return Accumulation(self._clock, self._engine, models)
 
     def no_sync(self, model: nn.Module) -> Any:
         """Keep the gradients of backward passes inside the block on their rank."""

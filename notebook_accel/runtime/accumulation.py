@@ -7,7 +7,6 @@ from types import TracebackType
 from torch import nn
 
 from notebook_accel.runtime.clock import Clock
-from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.strategies.base import Engine
 
 
@@ -17,18 +16,11 @@ class Accumulation:
     A block that fails leaves nothing of its window behind: it will never be whole.
     """
 
-    __slots__ = ("_clock", "_engine", "_models", "_optimizers")
+    __slots__ = ("_clock", "_engine", "_models")
 
-    def __init__(
-        self,
-        clock: Clock,
-        engine: Engine,
-        optimizers: list[PreparedOptimizer],
-        models: tuple[nn.Module, ...],
-    ) -> None:
+    def __init__(self, clock: Clock, engine: Engine, models: tuple[nn.Module, ...]) -> None:
         self._clock = clock
         self._engine = engine
-        self._optimizers = optimizers
         self._models = models
 
     def __enter__(self) -> None:
@@ -49,5 +41,4 @@ class Accumulation:
                 self._engine.set_sync(model, True)
         if kind is not None:
             self._clock.reset()
-            for optimizer in self._optimizers:
-                optimizer.abandon()
+            self._clock.forget_gradients()

@@ -13,23 +13,24 @@ from collections.abc import Callable, Hashable
 from torch import Tensor
 
 from notebook_accel.config.accumulation import GradientAccumulationPlugin
-from notebook_accel.data.loader import Passes
+from notebook_accel.data.loader import Pass, Passes
 
 
 class Window:
     """The micro-batches of one optimizer step, as far as they have come.
 
     If losses are weighed by what they count, ``count`` is that of this rank so far and ``unit``
-    by what losses are divided meanwhile.
+    by what losses are divided meanwhile. ``begun_in`` is the pass that the first one came from.
     """
 
-    __slots__ = ("count", "size", "sync", "taken", "unit", "used")
+    __slots__ = ("begun_in", "count", "size", "sync", "taken", "unit", "used")
 
     def __init__(self) -> None:
         self.size = 1
         self.taken = 0
         self.sync = True  # nothing open
         self.used = False  # whether a backward has left gradients in it
+        self.begun_in: Pass | None = None
         self.count: Tensor | None = None
         self.unit: Tensor | None = None
 
@@ -40,7 +41,8 @@ class Clock:
     ``step`` is the number of finished optimizer steps; ``sync`` whether gradients meet and
     optimizers step now; ``rescale`` by how much summed gradients must be multiplied before anybody
     looks at them (None: not at all). Different sets of models may be accumulated side by side (a
-    GAN): each set has its own window, and ``window`` is the one entered last.
+    GAN): each set has its own window, and ``window`` is the one entered last. ``forget_gradients``
+    is called when a window will never be whole, because its loop was left.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Clock:
         self.num_steps = num_steps
         self.step = 0
         self.passes = passes
+        self.forget_gradients: Callable[[], None] = lambda: None
         self.keeps_apart = not plugin.sync_each_batch
         self._ends_with_loader = plugin.sync_with_dataloader
         self._adjusts_schedulers = bool(plugin.adjust_scheduler)
@@ -78,6 +81,7 @@ class Clock:
     @property
     def pending(self) -> bool:
         """Whether gradients of earlier micro-batches wait for the rest of their window."""
+        self._drop_left(self.window)
         window = self.window
         return self._loose if window is None else window.used and window.size > 1
 
@@ -87,6 +91,7 @@ class Clock:
         if self.num_steps == 1 and not self._windows:  # every micro-batch is a window
             self.sync = True
             return
+        self._drop_left(self._windows.get(key))
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = Window()
@@ -94,7 +99,7 @@ class Clock:
         if window.sync:
             left = None if one is None else one.left
             window.size = self.num_steps if left is None else min(self.num_steps, left)
-            window.taken, window.used, window.count = 0, False, None
+            window.taken, window.used, window.count, window.begun_in = 0, False, None, one
         window.taken += 1
         ends_here = one is not None and one.is_last
         window.sync = ends_here or window.taken >= window.size
@@ -105,6 +110,7 @@ class Clock:
 
     def backward(self) -> int:
         """Note that gradients are added; gives the divisor of their loss."""
+        self._drop_left(self.window)
         window = self.window
         if window is None:
             if not self.sync:
@@ -140,3 +146,13 @@ class Clock:
         self._loose = False
         if num_steps > self.step:
             self.step = num_steps
+
+    def _drop_left(self, window: Window | None) -> None:
+        """Drop all windows if the loop that began ``window`` was left in the middle of it."""
+        if window is None or window.sync or window.begun_in is None or window.begun_in.is_last:
+            return
+        begun, current = window.begun_in, self.passes.current
+        begun_anew = current is not None and current.loader is begun.loader
+        if begun not in self.passes.active or (current is not begun and begun_anew):
+            self.reset()
+            self.forget_gradients()

@@ -43,6 +43,7 @@ class Wardrobe:
         self._loading = loading
         self._rng_types = tuple(one for one in rng_types if one != RNGType.GENERATOR)
         self._clock = clock
+        clock.forget_gradients = self.forget_gradients
         self._passes = passes
         self._after_step = after_step
         self._with_optimizer = step_scheduler_with_optimizer
@@ -55,6 +56,11 @@ class Wardrobe:
         self.optimizers: list[PreparedOptimizer] = []
         self.schedulers: list[PreparedScheduler] = []
         self.loaders: list[PreparedLoader] = []
+
+    def forget_gradients(self) -> None:
+        """Clear gradients of a window that will never be whole."""
+        for optimizer in self.optimizers:
+            optimizer.abandon()
 
     def dress(self, objects: tuple[Any, ...], placement: list[bool]) -> list[Any]:
         """Give the dressed objects, in the order given; unknown ones as they are.

@@ -242,3 +242,65 @@ def test_sync_driven_from_outside_keeps_micro_batches_in_either_order(zero: str)
         if zero == "last":
             optimizer.zero_grad()
     assert seen == [1.0, 5.0]
+
+
+@pytest.mark.parametrize("how", ["break", "exception"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_loop_that_is_left_inside_a_window_leaves_nothing_to_the_next_loop(
+    stream: bool, how: str
+) -> None:
+    accelerator, model, optimizer = parts(2, lr=0.0)
+    loader = loader_of(accelerator, 4, stream)
+
+    def loop(stop_after: int) -> list[float]:
+        seen = []
+        for i, x in enumerate(loader):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(x + 1).sum())
+                if accelerator.sync_gradients:
+                    seen.append(model.weight.grad.item())
+                optimizer.step()
+                optimizer.zero_grad()
+            if i + 1 == stop_after and how == "break":
+                break
+            if i + 1 == stop_after:
+                raise KeyboardInterrupt
+        return seen
+
+    kept = []  # a notebook keeps the last traceback, and with it the loop
+    try:
+        loop(3)
+    except KeyboardInterrupt as error:
+        kept.append(error)
+    assert loop(9) == [1.5, 3.5]
+    assert loop(9) == [1.5, 3.5]
+
+
+def test_after_a_loop_that_is_left_inside_a_window_a_bare_step_steps() -> None:
+    accelerator, model, optimizer = parts(4, lr=1.0)
+    for x in loader_of(accelerator, 8):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x + 1).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        break
+    before = model.weight.item()
+    accelerator.backward(model(torch.ones(1, 1)).sum() * 4)
+    assert accelerator.sync_gradients
+    optimizer.step()
+    assert model.weight.item() == pytest.approx(before - 1.0)
+
+
+def test_an_evaluation_inside_a_window_leaves_the_window_alone() -> None:
+    accelerator, model, optimizer = parts(2, lr=0.0)
+    seen = []
+    for x in loader_of(accelerator, 4):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x + 1).sum())
+            for _ in loader_of(accelerator, 3):
+                break
+            if accelerator.sync_gradients:
+                seen.append(model.weight.grad.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert seen == [1.5, 3.5]
