@@ -57,9 +57,9 @@ class Guards:
             elif isinstance(one, PreparedOptimizer):
                 self._seen.add(id(one))
                 Rehearsal(self._world, self._engine, self._clock, one, every)
-            elif isinstance(one, PreparedLoader) and self._world.device.type == "cuda":
+            elif isinstance(one, PreparedLoader):
                 self._seen.add(id(one))
-                self._check_pinned(one)
+                check_pinned(one, person)
         self._say_batch(every)
 
     def _discarded(self, changed: list[Any], person: FrameType) -> None:
@@ -74,27 +74,23 @@ class Guards:
             person.f_lineno,
         )
 
-    def _check_pinned(self, loader: PreparedLoader) -> None:
-        if getattr(loader, "non_blocking", False) and not loader.source.pin_memory:
-            rails.warn(
-                "unpinned",
-                "non_blocking=True with a loader whose memory is not pinned",
-                "a copy from pageable memory waits for the device in any case",
-                "make the loader with pin_memory=True",
-            )
-
     def _say_batch(self, every: Any) -> None:
         """State once what an optimizer step sees, where that is not the loader's batch size."""
         size = self._engine.layout.data_size
         if self._said_batch or size == 1 or not every.optimizers or not every.loaders:
             return
         self._said_batch = True
-        own = getattr(every.loaders[0].source, "batch_size", None)
-        if own is None or self._world.rank != 0 or getattr(every.loaders[0], "split", False):
+        loader = every.loaders[0]
+        sampler = loader.source.batch_sampler
+        counted = loader.source.batch_size or getattr(sampler, "batch_size", None)
+        if not counted or self._world.rank != 0:
             return
+        together = loader.total_batch_size
         steps = self._clock.num_steps
         times = f" x {steps} micro-batches" if steps > 1 else ""
-        note_batch(f"{own} samples x {size} processes{times} = {own * size * steps} a step")
+        note_batch(
+            f"{together // size} samples x {size} processes{times} = {together * steps} a step"
+        )
 
 
 def note_batch(arithmetic: str) -> None:
@@ -122,6 +118,20 @@ def is_discarded(person: FrameType, callee: FrameType | None) -> bool:
 def _instruction_after(code: CodeType, offset: int) -> str:
     later = (one.opname for one in dis.get_instructions(code) if one.offset > offset)
     return next((name for name in later if name not in ("CACHE", "NOP")), "")
+
+
+def check_pinned(loader: PreparedLoader, person: FrameType | None) -> None:
+    """Warn of copies to a device that were asked not to wait, and must."""
+    seat = loader.reading.seat
+    if seat.device is None or not seat.non_blocking or loader.source.pin_memory or seat.rank != 0:
+        return
+    rails.warn(
+        "unpinned",
+        "non_blocking=True for a loader whose memory is not pinned",
+        "a copy from memory that is not pinned waits for the device in any case",
+        "make the loader with pin_memory=True",
+        *_line(person),
+    )
 
 
 def mark_wrapped(model: nn.Module) -> None:

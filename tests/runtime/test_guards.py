@@ -9,6 +9,7 @@ import pickle
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from notebook_accel import Accelerator, ConfigError, GuardRail, notebook_launcher, without_guards
 from notebook_accel.config import guards
+from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.data import waiting
 from notebook_accel.events import rails
 from notebook_accel.launch import left_behind
-from notebook_accel.runtime.guards import REHEARSAL_STEPS, misplaced
+from notebook_accel.runtime.guards import REHEARSAL_STEPS, check_pinned, misplaced
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +160,17 @@ def test_a_discarded_result_of_prepare() -> None:
     assert heard(keep) == []
 
 
+def test_copies_that_cannot_go_on_by_themselves() -> None:
+    config = DataLoaderConfiguration(non_blocking=True)
+    loader = Accelerator(cpu=True, dataloader_config=config).prepare(DataLoader(torch.ones(4)))
+    assert heard(check_pinned, loader, None) == [], "on the CPU nothing is copied"
+    seat = replace(loader.reading.seat, device=torch.device("cuda"))
+    loader.reading.seat = seat
+    (text,) = heard(check_pinned, loader, None)
+    assert text.startswith("non_blocking=True for a loader whose memory is not pinned")
+    assert "pin_memory=True" in text
+
+
 def test_what_a_step_sees_is_stated_once(capfd: pytest.CaptureFixture[str]) -> None:
     def main() -> None:
         accelerator = Accelerator(gradient_accumulation_steps=4)
@@ -190,6 +203,13 @@ def test_a_direct_backward_while_accumulating() -> None:
     assert text.startswith("loss.backward() is called directly (File ")
     assert "not divided by the accumulated batches" in text
     assert "  do:  write accelerator.backward(loss)" in text
+
+
+def test_a_direct_backward_while_losses_are_scaled() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    model, _, loader = parts(accelerator)
+    (text,) = heard(lambda: [model(batch).mean().backward() for batch in loader])
+    assert "the loss is not scaled, so its gradients have another size" in text
 
 
 def never_accumulated() -> None:
