@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from notebook_accel.checkpoint import weights
@@ -67,6 +68,75 @@ def save(
         weights.write(weights.without_repeats(obj), Path(f), safe=True)
     else:
         torch.save(obj, f)
+
+
+def load(f: str | os.PathLike[str], map_location: Any = None, **kwargs: Any) -> Any:
+    """Read what ``save`` or ``torch.save`` wrote; no code of the file runs unless asked for.
+
+    ``kwargs`` are arguments of ``torch.load``.
+    """
+    return torch.load(f, map_location=map_location, **{"weights_only": True, **kwargs})
+
+
+def load_state_dict(checkpoint_file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a state dict from safetensors or from what ``torch.save`` wrote."""
+    return weights.read(Path(checkpoint_file))
+
+
+def find_tied_parameters(model: nn.Module) -> list[list[str]]:
+    """Give the groups of names under which ``model`` holds the same parameter."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return sorted(sorted(names) for names in groups.values() if len(names) > 1)
+
+
+def named_module_tensors(
+    module: nn.Module,
+    include_buffers: bool = True,
+    recurse: bool = False,
+    remove_non_persistent: bool = False,
+) -> Iterator[tuple[str, Tensor]]:
+    """Go through the parameters and buffers of ``module`` by name."""
+    yield from module.named_parameters(recurse=recurse)
+    if include_buffers:
+        saved = module.state_dict() if remove_non_persistent else None
+        for name, buffer in module.named_buffers(recurse=recurse):
+            if saved is None or name in saved:
+                yield name, buffer
+
+
+def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -> list[Any]:
+    """Give every module of ``model``, those inside others first and ``model`` last.
+
+    With ``return_fqns`` each comes as a pair with its dotted name.
+    """
+    found = [*_bottom_up(model, "")]
+    return [(name, one) for name, one in found] if return_fqns else [one for _, one in found]
+
+
+def _bottom_up(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    for child_name, child in model.named_children():
+        yield from _bottom_up(child, f"{name}.{child_name}" if name else child_name)
+    yield name, model
+
+
+def dtype_byte_size(dtype: torch.dtype) -> float:
+    """Give how many bytes an element takes; a bit for a boolean, as in estimates of memory."""
+    return 1 / 8 if dtype == torch.bool else dtype.itemsize
+
+
+def is_peft_model(model: nn.Module) -> bool:
+    """Tell whether peft wraps ``model``."""
+    own = extract_model_from_parallel(model)
+    return any(kind.__name__ == "PeftModel" for kind in type(uncompiled(own)).__mro__)
+
+
+def get_current_device_type() -> tuple[str, str]:
+    """Give this machine's device type and what several ranks on it are: ("cpu", "MULTI_CPU")."""
+    device = torch.accelerator.current_accelerator()
+    kind = "cpu" if device is None or not torch.accelerator.is_available() else device.type
+    return kind, f"MULTI_{'GPU' if kind == 'cuda' else kind.upper()}"
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import notebook_accel
 from notebook_accel import Accelerator
@@ -257,10 +258,12 @@ def test_packages_are_asked_for_without_importing_them() -> None:
 
 
 def test_small_tools_do_what_they_say(tmp_path: os.PathLike[str]) -> None:
+    from notebook_accel.utils.modeling import load_state_dict
     from notebook_accel.utils.other import (
         convert_bytes,
         get_pretty_name,
         is_port_in_use,
+        load,
         merge_dicts,
         recursive_getattr,
         save,
@@ -278,9 +281,43 @@ def test_small_tools_do_what_they_say(tmp_path: os.PathLike[str]) -> None:
     assert not is_port_in_use(port)
     weights = {"a": torch.ones(1)}
     for safe in (False, True):
-        target = os.path.join(tmp_path, f"weights{safe}")
+        target = os.path.join(tmp_path, "weights.safetensors" if safe else "weights.bin")
         save(weights, target, safe_serialization=safe)
-        assert os.path.getsize(target) > 0
+        assert torch.equal((load_state_dict if safe else load)(target)["a"], weights["a"])
+
+
+def test_models_can_be_looked_into() -> None:
+    from notebook_accel.utils import (
+        convert_file_size_to_int,
+        dtype_byte_size,
+        find_tied_parameters,
+        get_current_device_type,
+        get_module_children_bottom_up,
+        is_peft_model,
+        named_module_tensors,
+    )
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    model[2].weight = model[0].weight
+    model[1].register_buffer("scratch", torch.ones(1), persistent=False)
+    assert find_tied_parameters(model) == [["0.weight", "2.weight"]]
+    everything = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked", "scratch"}
+    assert {name for name, _ in named_module_tensors(model[1])} == everything
+    saved = named_module_tensors(model[1], remove_non_persistent=True)
+    assert {name for name, _ in saved} == everything - {"scratch"}
+    assert len(dict(named_module_tensors(model, include_buffers=False, recurse=True))) == 5
+    nested = nn.Sequential(model, nn.ReLU())
+    names = [name for name, _ in get_module_children_bottom_up(nested, return_fqns=True)]
+    assert names == ["0.0", "0.1", "0.2", "0", "1", ""]
+    assert get_module_children_bottom_up(nested)[-1] is nested
+    assert [dtype_byte_size(one) for one in (torch.bool, torch.bfloat16)] == [1 / 8, 2]
+    assert convert_file_size_to_int("1KB") == 1000
+    assert get_current_device_type()[1].startswith("MULTI_")
+
+    class PeftModel(nn.Module):
+        pass
+
+    assert is_peft_model(nn.DataParallel(PeftModel())) and not is_peft_model(model)
 
 
 def test_every_face_has_a_stub_by_which_editors_and_type_checkers_find_it() -> None:

@@ -8,6 +8,7 @@ from .dataclasses import *
 from .environment import *
 from .imports import *
 from .memory import *
+from .modeling import *
 from .operations import *
 from .other import *
 from .random import *

@@ -1,13 +1,17 @@
 """Accelerate's ``utils.other`` module."""
 
+from notebook_accel.checkpoint.weights import without_repeats as clean_state_dict_for_safetensors
 from notebook_accel.compat.doors import door as _door
 from notebook_accel.config.environment import clear_environment, patch_environment
 from notebook_accel.runtime.modules import (
     compile_regions,
     convert_bytes,
     extract_model_from_parallel,
+    get_current_device_type,
+    get_module_children_bottom_up,
     get_pretty_name,
     is_port_in_use,
+    load,
     merge_dicts,
     recursive_getattr,
     save,
@@ -16,14 +20,18 @@ from notebook_accel.runtime.operations import wait_for_everyone
 from notebook_accel.strategies.compiled import has_compiled_regions, is_compiled_module
 
 __all__ = [
+    "clean_state_dict_for_safetensors",
     "clear_environment",
     "compile_regions",
     "convert_bytes",
     "extract_model_from_parallel",
+    "get_current_device_type",
+    "get_module_children_bottom_up",
     "get_pretty_name",
     "has_compiled_regions",
     "is_compiled_module",
     "is_port_in_use",
+    "load",
     "merge_dicts",
     "patch_environment",
     "recursive_getattr",
