@@ -203,7 +203,11 @@ class GradientState:
             self._shared_state.update(_clock=clock, _plugin=gradient_accumulation_plugin)
 
     def __getattr__(self, name: str) -> Any:
-        raise _not_there(self, name)
+        # The shared face does not keep an Accelerator, and with it the models, alive.
+        clock = self._newest() if name == "_clock" and "_newest" in self.__dict__ else None
+        if clock is None:
+            raise _not_there(self, name)
+        return clock
 
     def __reduce__(self) -> Any:
         return GradientState, ()
@@ -219,7 +223,7 @@ class GradientState:
     @property
     def initialized(self) -> bool:
         """Whether there is something to show."""
-        return "_clock" in self.__dict__
+        return bool(self.__dict__)
 
     @property
     def sync_gradients(self) -> bool:
@@ -312,25 +316,30 @@ def faces_of(
     gradients = GradientState.__new__(GradientState)
     gradients.__dict__.update(_clock=clock, _plugin=plugin)
 
+    newest = weakref.ref(clock)
+
     def died(reference: Any) -> None:
         if reference in _living:  # not so in a process forked off the Accelerator's
             _living.remove(reference)
-        other = _living[-1]() if _living else None
-        if other is not None and GradientState._shared_state.get("_clock") is clock:
-            _show(other.state, other.gradient_state)
+        if GradientState._shared_state.get("_newest") is newest:
+            GradientState._shared_state.clear()
+            before = _living[-1]() if _living else None
+            if before is not None:
+                _show(before.state, before.gradient_state, weakref.ref(before._clock))
 
     _living.append(weakref.ref(ranks, died))
-    _show(state, gradients)
+    _show(state, gradients, newest)
     return state, gradients
 
 
 _living: list[weakref.ref[Any]] = []  # Accelerators, the newest last
 
 
-def _show(state: AcceleratorState, gradients: GradientState) -> None:
+def _show(state: AcceleratorState, gradients: GradientState, newest: weakref.ref[Clock]) -> None:
     PartialState._shared_state.update({name: state.__dict__[name] for name in _TOPOLOGY})
     AcceleratorState._shared_state.update(state.__dict__)
-    GradientState._shared_state.update(gradients.__dict__)
+    GradientState._shared_state.pop("_clock", None)
+    GradientState._shared_state.update(_newest=newest, _plugin=gradients.__dict__["_plugin"])
 
 
 def kind_of_ranks(world: World) -> DistributedType:

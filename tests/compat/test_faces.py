@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from notebook_accel import Accelerator, PartialState, notebook_launcher
+from notebook_accel.config.placement import Placement
 from notebook_accel.errors import ConfigError, RuntimeMisuse
-from notebook_accel.runtime.faces import AcceleratorState, GradientState
+from notebook_accel.ranks.world import World
+from notebook_accel.runtime.faces import AcceleratorState, GradientState, kind_of_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +92,21 @@ def test_the_shared_faces_show_the_one_before_when_the_newest_is_gone() -> None:
     reset()
     del newer
     gc.collect()
-    assert GradientState._shared_state == {}
+    assert GradientState._shared_state == {}  # a reset stays one
     assert older.gradient_state.num_steps == 4
+
+
+def test_faces_keep_no_model_alive() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    gone = [weakref.ref(accelerator), weakref.ref(model)]
+    state = GradientState()
+    del accelerator, model
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+    with pytest.raises(AttributeError, match="This GradientState shows nothing"):
+        _ = state.num_steps
+    assert GradientState().num_steps == 1
 
 
 def test_a_state_cannot_be_made_before_or_against_its_accelerator() -> None:
@@ -150,6 +166,40 @@ def test_an_open_window_has_no_say_once_sync_is_driven() -> None:
         GradientState()._set_sync_gradients(True)
         optimizer.step()
     assert torch.equal(model.weight, start - 1 / 4)
+
+
+def test_kinds_of_ranks_are_named_by_device() -> None:
+    def kind(size: int, device: str) -> str:
+        return str(kind_of_ranks(World(Placement(size=size), torch.device(device))))
+
+    assert [kind(1, "cuda"), kind(2, "cuda:0"), kind(2, "cpu")] == ["NO", "MULTI_GPU", "MULTI_CPU"]
+
+
+def test_the_loss_scale_can_be_taken_off_early() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    accelerator.backward(model(torch.ones(1, 1)).sum() / 4)
+    assert model.weight.grad.item() == accelerator.scaler.get_scale() / 4
+    accelerator.unscale_gradients(optimizer)
+    assert model.weight.grad.item() == 1 / 4
+    accelerator.unscale_gradients()  # once only
+    assert model.weight.grad.item() == 1 / 4 and accelerator.native_amp
+    optimizer.step()
+    assert not accelerator.optimizer_step_was_skipped
+
+
+def test_a_model_spread_over_devices_is_recognized() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    assert not accelerator.verify_device_map(model)
+    model[0].hf_device_map = {"a": 0, "b": 1}
+    assert accelerator.verify_device_map(model)
+
+
+def test_printing_takes_what_print_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    Accelerator(cpu=True).print("a", "b", sep="-", end="!", flush=True)
+    assert capsys.readouterr().out == "a-b!"
 
 
 def test_an_accelerator_is_copied_as_itself() -> None:
