@@ -161,11 +161,13 @@ class Reading:
         if start.seeds is not None and (dealer is not None or generator is not None):
             generator = generator_at(start.seeds)
         mark.seeds = (generator or torch.default_generator).get_state()
+        # A resumed pass drew this number before it was saved: the global generator must not move.
+        drawn_from = generator if start.seeds is None else generator_at(start.seeds)
         if self.dispatch is not None and not self.dispatch.reads:
-            draw(generator)  # as rank 0's reader does: ranks' random numbers stay together
+            draw(drawn_from)  # as rank 0's reader does: ranks' random numbers stay together
             return self.dispatch.deal(None)
         if self.dispatch is None and seat.size > 1 and self._makes_workers():
-            generator = self._own_seeds(start, mark, draw(generator))
+            generator = self._own_seeds(start, mark, draw(drawn_from))
         vars(self.reader)["generator"] = generator
         if dealer is None:
             mark.stream_origin = start.origin or snapshot()
