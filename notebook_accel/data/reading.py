@@ -160,7 +160,9 @@ class Reading:
         generator = self._source.generator
         if start.seeds is not None and (dealer is not None or generator is not None):
             generator = generator_at(start.seeds)
-        mark.seeds = (generator or torch.default_generator).get_state()
+        mark.seeds = start.seeds
+        if mark.seeds is None:
+            mark.seeds = (generator or torch.default_generator).get_state()
         # A resumed pass drew this number before it was saved: the global generator must not move.
         drawn_from = generator if start.seeds is None else generator_at(start.seeds)
         if self.dispatch is not None and not self.dispatch.reads:
