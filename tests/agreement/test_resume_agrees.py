@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import warnings
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from notebook_accel import Accelerator, WorkerDied, notebook_launcher
+from notebook_accel import (
+    Accelerator,
+    DataLoaderConfiguration,
+    WorkerDied,
+    notebook_launcher,
+)
 from notebook_accel.config.project import ProjectConfiguration
 
 NUM_EPOCHS = 3
@@ -27,23 +33,48 @@ BATCH = 2
 ROWS = 26  # 13 batches: an uneven last one among 2 ranks
 
 
+class Stream(IterableDataset):
+    """The rows of ``data``, one after the other."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[i] for i in range(len(self.data)))
+
+
 class Run:
     """One training run, which can be saved and resumed at any batch."""
 
-    def __init__(self, seed: int, accumulate: int = 1, own: bool = False, **loader: Any) -> None:
+    def __init__(
+        self,
+        seed: int,
+        accumulate: int = 1,
+        own: bool = False,
+        stream: bool = False,
+        dispatch: bool | None = None,
+        **loader: Any,
+    ) -> None:
         torch.manual_seed(0)
         x = torch.randn(ROWS, 4)
         y = (x[:, :1] + x[:, 1:2]).tanh()
         rows = torch.arange(ROWS).unsqueeze(1)
         torch.manual_seed(seed)
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+        self.accelerator = Accelerator(
+            cpu=True,
+            gradient_accumulation_steps=accumulate,
+            dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch),
+        )
         if own:
             loader["generator"] = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed + self.accelerator.process_index)  # ranks drop out differently
         model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-        data = DataLoader(TensorDataset(x, y, rows), batch_size=BATCH, shuffle=True, **loader)
+        data = TensorDataset(x, y, rows)
+        if stream:
+            data, loader["shuffle"] = Stream(data), None
+        data = DataLoader(data, **{"batch_size": BATCH, "shuffle": True, **loader})
         self.model, self.optimizer, self.schedule, self.loader = self.accelerator.prepare(
             model, optimizer, schedule, data
         )
@@ -93,6 +124,9 @@ WAYS: dict[str, tuple[dict[str, Any], list[tuple[int, int]]]] = {
     "plain": ({}, [(1, 0), (0, 2), (1, 1), (2, LAST), (1, -1)]),
     "workers": ({"num_workers": 1}, [(1, 1)]),
     "accumulating": ({"accumulate": 2}, [(1, 2), (1, 0)]),
+    "dispatched": ({"dispatch": True}, [(1, 1)]),
+    "stream": ({"stream": True}, [(1, 1)]),
+    "stream read by all": ({"stream": True, "dispatch": False}, [(1, 1)]),
     "own generator": ({"own": True}, [(1, 1), (1, 0)]),
 }
 PLACES = [f"{name}, epoch {e}, batch {b}" for name, (_, places) in WAYS.items() for e, b in places]
@@ -104,8 +138,9 @@ def resume_everywhere(folder: str) -> list[dict[str, bool]]:
     for name, (how, places) in WAYS.items():
         whole = never_stopped(**how)
         for epoch, batch in places:
+            per_pass = len(whole.orders[0])
             if batch < 0:  # at the end of the pass, still inside its loop
-                batch = len(whole.loader)
+                batch = per_pass
             place = f"{folder}/{name}-{epoch}-{batch}"
             stopped = Run(1, **how)
             for _ in range(epoch):
@@ -118,7 +153,7 @@ def resume_everywhere(folder: str) -> list[dict[str, bool]]:
             resumed.accelerator.load_state(place)
             for _ in range(epoch, NUM_EPOCHS):
                 resumed.epoch()
-            said.append(compare(whole, resumed, epoch * len(whole.loader) + batch))
+            said.append(compare(whole, resumed, epoch * per_pass + batch))
     return said
 
 
