@@ -14,6 +14,7 @@ import pickle
 import select
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 from notebook_accel.events.model import Metrics, Progress
@@ -31,7 +32,7 @@ class Emitter:
         self._fd = fd
         self._pid = os.getpid()
         self._points: list[tuple[str, int, float]] = []
-        self._where: tuple[Any, ...] = ()  # of the newest Progress
+        self._where: Callable[[], Progress] | None = None  # news of where the loop is
         self._unsent = b""
         self._stride = 1
         self._due = 0.0
@@ -44,10 +45,12 @@ class Emitter:
         if time.monotonic() >= self._due:
             self.flush()
 
-    def stepped(self, step: int, means: list[tuple[str, float]], where: tuple[Any, ...]) -> None:
+    def stepped(
+        self, step: int, means: list[tuple[str, float]], where: Callable[[], Progress]
+    ) -> None:
         """Note the end of optimizer step ``step``: a point of each series, and where the loop is.
 
-        ``where`` is what makes a ``Progress``; only the newest is sent, so only that is made.
+        ``where`` is asked when it is time to send: only the newest progress matters.
         """
         if step % self._stride == 0:
             for name, value in means:
@@ -76,9 +79,9 @@ class Emitter:
         if self._points:
             self._queue(Metrics(self.rank, self._points))
             self._points = []
-        if self._where:
-            self._queue(Progress(*self._where))
-            self._where = ()
+        if self._where is not None:
+            self._queue(self._where())
+            self._where = None
 
     def _queue(self, event: Any) -> None:
         body = pickle.dumps(event, protocol=5)

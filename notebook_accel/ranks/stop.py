@@ -35,6 +35,7 @@ class StopAgreement:
     def __init__(self, world: World, flags: Flags | None) -> None:
         self._world = world
         self._flags = flags
+        self._alone = world.size == 1
         self._count = 0
         self._distance = 1
         self._next = sys.maxsize if flags is None else 1
@@ -63,7 +64,7 @@ class StopAgreement:
 
     def _check(self) -> None:
         assert self._flags is not None
-        if self._world.size == 1:  # nobody to ask: one byte of shared memory, every time
+        if self._alone:  # nobody to ask: one byte of shared memory, every time
             stop = self._flags.stop
             self._next = self._count + 1
         else:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from notebook_accel.data.loader import Pass
 from notebook_accel.events.emitter import Emitter
+from notebook_accel.events.model import Progress
 
 RING_SIZE = 64
 
@@ -32,19 +33,19 @@ class LiveEvents:
         self._owns_loss = owns_loss
         self._series: dict[tuple[int, int], _Series] = {}
         self._noted: list[_Series] = []
+        self._newest: _Series | None = None
+        self._step = 0
+        self._pass: Pass | None = None
+        self._where = self._progress  # bound once: it is handed over at every step
         self._ring = None if device.type == "cpu" else Ring(device)
 
     def note(self, loss: Tensor, caller: FrameType) -> None:
         """Note a loss that ``caller`` gives to ``backward``."""
         if not self._owns_loss or loss.numel() != 1:
             return
-        # The place of the call: cheaper than code object and line, whose hash and lookup are slow.
-        key = (id(caller.f_code), caller.f_lasti)
-        series = self._series.get(key)
-        if series is None:
-            number = len(self._series) + 1
-            name = "loss" if number == 1 else f"loss/{number}"
-            series = self._series[key] = _Series(name, caller.f_code)
+        series = self._newest
+        if series is None or series.at != caller.f_lasti or series.code is not caller.f_code:
+            series = self._newest = self._series_of(caller)
         value = loss.item() if self._ring is None else loss.detach().float().reshape(())
         if series.count == 0:
             self._noted.append(series)
@@ -70,11 +71,8 @@ class LiveEvents:
                 self._send(self._ring.put(name, step, mean))
             self._send(self._ring.take(wait=False))
             means = []
-        if one is None:
-            where: tuple[Any, ...] = (self._rank, step)
-        else:
-            where = (self._rank, step, one.epoch, one.taken, one.num_batches, one.loader.samples)
-        self._emitter.stepped(step, means, where)
+        self._step, self._pass = step, one
+        self._emitter.stepped(step, means, self._where)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Send named numbers at ``step``; whatever is no number is for trackers, not for curves."""
@@ -92,19 +90,37 @@ class LiveEvents:
         if self._ring is not None:
             self._send(self._ring.take(wait=True))
 
+    def _series_of(self, caller: FrameType) -> _Series:
+        """The curve of this place in the person's code."""
+        # The place of the call: cheaper than code object and line, whose hash and lookup are slow.
+        key = (id(caller.f_code), caller.f_lasti)
+        series = self._series.get(key)
+        if series is None:
+            number = len(self._series) + 1
+            name = "loss" if number == 1 else f"loss/{number}"
+            series = self._series[key] = _Series(name, caller.f_code, caller.f_lasti)
+        return series
+
+    def _progress(self) -> Progress:
+        rank, step, one = self._rank, self._step, self._pass
+        if one is None:
+            return Progress(rank, step)
+        return Progress(rank, step, one.epoch, one.taken, one.num_batches, one.loader.samples)
+
     def _send(self, points: list[tuple[str, int, float]]) -> None:
         for name, step, value in points:
             self._emitter.metric(name, step, value)
 
 
 class _Series:
-    """One curve: its name, and the sum over the open window; ``code`` keeps its id taken."""
+    """One curve: its name, its place in the code, and the sum over the open window."""
 
-    __slots__ = ("code", "count", "name", "total")
+    __slots__ = ("at", "code", "count", "name", "total")
 
-    def __init__(self, name: str, code: CodeType) -> None:
+    def __init__(self, name: str, code: CodeType, at: int) -> None:
         self.name = name
         self.code = code
+        self.at = at
         self.total: Any = 0.0
         self.count = 0
 
