@@ -131,6 +131,7 @@ class PreparedLoader(DataLoader[Any]):
         one = Pass(self, self.reading.num_batches, mark.epoch)
         one.taken = start.skip
         mark.epoch += 1  # a pass that is broken off was a pass
+        mark.generators = [one.get_state() for one in self._generators()]
         # The reader's iterator is made now, not at the first batch: it draws a random number.
         batches = self.reading.begin(start, mark)
         watched = batches if mark.waiting.done else mark.waiting.watch(batches)
@@ -183,6 +184,8 @@ class PreparedLoader(DataLoader[Any]):
             "generators": [one.get_state() for one in self._generators()],
         }
         if one is not None:
+            if self.source.generator is None:  # samplers draw the pass again from where it began
+                state["generators"] = mark.generators
             origin = mark.stream_origin if order is None else order.origin
             state.update(epoch=one.epoch, taken=one.taken, readers=self.reading.seat.size)
             state.update(origin=origin, seeds=mark.seeds, stream=mark.stream_state)

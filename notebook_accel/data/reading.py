@@ -51,7 +51,8 @@ class Bookmark:
     ``epoch`` is the number of the next pass, ``told`` whether the person sets epochs. ``resumed``
     is where a resumed run has the next pass begin. ``seeds`` and ``stream_origin`` are where the
     random numbers stood when the newest pass began, ``stream_state`` is that of a stateful reader
-    after the newest batch. ``waiting`` measures how long loops wait.
+    after the newest batch; ``generators`` are where the person's own generators stood when the
+    newest pass began. ``waiting`` measures how long loops wait.
     """
 
     def __init__(self) -> None:
@@ -62,6 +63,7 @@ class Bookmark:
         self.seeds: Tensor | None = None
         self.stream_origin: dict[str, Any] = {}
         self.stream_state: Any = None
+        self.generators: list[Tensor] = []
         self.waiting = Waiting()
 
 
