@@ -51,6 +51,7 @@ from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.runtime.profiling import Profiling
 from notebook_accel.runtime.recording import Recording
 from notebook_accel.runtime.showing import Showing
+from notebook_accel.strategies.cpu_bf16 import say_how_bf16_runs
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
@@ -128,6 +129,8 @@ class Accelerator(
             scaler=self._handlers.kwargs(GradScalerKwargs),
             cast=self._handlers.kwargs(AutocastKwargs),
         )
+        if precision == "bf16" and self._world.device.type == "cpu" and self._world.rank == 0:
+            say_how_bf16_runs()
         self._engine = build(self._handlers.strategy(strategy), self._world, numbers)
         self._clock = Clock(num_steps, self._passes, plugin)
         self._wardrobe = Wardrobe(
