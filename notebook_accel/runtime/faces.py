@@ -16,12 +16,13 @@ import torch
 
 from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.training import mixed_precision as read_precision
-from notebook_accel.data.loader import Pass, Passes
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events import context
 from notebook_accel.ranks.world import World, leave
 from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.gradient_state import GradientState
+from notebook_accel.runtime.shown import not_there, settle, shared_state
 
 # What a topology's face shares with the one that it shows.
 _TOPOLOGY = ("_world", "_stop", "_passes", "_pid")
@@ -36,9 +37,10 @@ class PartialState(AmongRanks):
     Ranks: all ranks make the first one together.
     """
 
-    _shared_state: ClassVar[dict[str, Any]] = {}
+    _shared_state: ClassVar[dict[str, Any]] = shared_state()
 
     def __init__(self, cpu: bool = False, **group: Any) -> None:
+        settle()
         self.__dict__ = self._shared_state
         if not self._shared_state:
             group.pop("_from_accelerator", None)
@@ -47,11 +49,11 @@ class PartialState(AmongRanks):
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for what is not there: what somebody probes, or an emptied face.
-        if name in _TOPOLOGY and type(self) is PartialState and _Fork.happened:
-            _Fork.happened = False
+        if name in _TOPOLOGY and settle() and type(self) is PartialState:
             self.__init__()  # type: ignore[misc]
+        if name in self.__dict__:
             return self.__dict__[name]
-        raise _not_there(self, name)
+        raise not_there(self, name)
 
     def __reduce__(self) -> Any:
         return PartialState, ()
@@ -126,7 +128,7 @@ class AcceleratorState(PartialState):
     that are not the Accelerator's.
     """
 
-    _shared_state: ClassVar[dict[str, Any]] = {}
+    _shared_state: ClassVar[dict[str, Any]] = shared_state()
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class AcceleratorState(PartialState):
         dynamo_plugin: Any = None,
         **others: Any,
     ) -> None:
+        settle()
         self.__dict__ = self._shared_state
         if not self._shared_state:
             raise RuntimeMisuse(
@@ -190,126 +193,11 @@ class AcceleratorState(PartialState):
             PartialState._reset_state()
 
 
-class GradientState:
-    """Where accumulation is: the newest Accelerator's clock, or one of its own before that."""
-
-    _shared_state: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, gradient_accumulation_plugin: Any = None) -> None:
-        self.__dict__ = self._shared_state
-        if not self._shared_state:
-            steps = getattr(gradient_accumulation_plugin, "num_steps", None) or 1
-            clock = Clock(steps, Passes())
-            self._shared_state.update(_clock=clock, _plugin=gradient_accumulation_plugin)
-
-    def __getattr__(self, name: str) -> Any:
-        # The shared face does not keep an Accelerator, and with it the models, alive.
-        clock = self._newest() if name == "_clock" and "_newest" in self.__dict__ else None
-        if clock is None:
-            raise _not_there(self, name)
-        return clock
-
-    def __reduce__(self) -> Any:
-        return GradientState, ()
-
-    def __repr__(self) -> str:
-        if not self.initialized:
-            return "GradientState()"
-        return (
-            f"GradientState(sync_gradients={self.sync_gradients}, num_steps={self.num_steps}, "
-            f"end_of_dataloader={self.end_of_dataloader}, remainder={self.remainder})"
-        )
-
-    @property
-    def initialized(self) -> bool:
-        """Whether there is something to show."""
-        return bool(self.__dict__)
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether this micro-batch closes its window: gradients meet and optimizers step."""
-        return bool(self._clock.sync)
-
-    @property
-    def num_steps(self) -> int:
-        """How many micro-batches make one optimizer step."""
-        return int(self._clock.num_steps)
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """Whether prepared schedulers count micro-batches instead of updates."""
-        return bool(getattr(self._plugin, "adjust_scheduler", False))
-
-    @property
-    def sync_with_dataloader(self) -> bool:
-        """Whether the last batch of a loader closes its window."""
-        return bool(getattr(self._plugin, "sync_with_dataloader", True))
-
-    @property
-    def plugin_kwargs(self) -> dict[str, Any]:
-        """What the accumulation plugin was given."""
-        return {} if self._plugin is None else dict(self._plugin.to_kwargs())
-
-    @property
-    def is_xla_gradients_synced(self) -> bool:
-        """Whether gradients were reduced on XLA; there is none here."""
-        return False
-
-    @property
-    def active_dataloader(self) -> Any:
-        """The loader whose batch was given out last, while its loop goes on."""
-        one = self._walk
-        return None if one is None else one.loader
-
-    @property
-    def dataloader_references(self) -> list[Any]:
-        """The loaders that are being iterated, the newest last; None for outside of them all."""
-        return [None, *(one.loader for one in self._clock.passes.active)]
-
-    @property
-    def in_dataloader(self) -> bool:
-        """Whether a prepared loader is being iterated."""
-        return self._walk is not None
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """Whether the newest batch is the last of its loader."""
-        one = self._walk
-        return one is not None and one.is_last
-
-    @property
-    def remainder(self) -> int:
-        """How many samples the last step of all ranks together has, if it is short.
-
-        0 when it is full, -1 outside of loops and for loaders without a length.
-        """
-        one = self._walk
-        return -1 if one is None else _remainder(one)
-
-    @property
-    def _walk(self) -> Pass | None:
-        one: Pass | None = self._clock.passes.current
-        return one
-
-    def _set_sync_gradients(self, sync_gradients: bool) -> None:
-        """Say from outside whether the next step is one; windows then have no say in it."""
-        self._clock.drive(sync_gradients)
-
-    def _add_dataloader(self, dataloader: Any) -> None:
-        """Loaders say themselves where they are: nothing to do."""
-
-    def _remove_dataloader(self, dataloader: Any) -> None:
-        """Loaders say themselves where they are: nothing to do."""
-
-    @staticmethod
-    def _reset_state() -> None:
-        GradientState._shared_state.clear()
-
-
 def faces_of(
     ranks: AmongRanks, clock: Clock, plugin: Any, precision: str, dynamo: Any
 ) -> tuple[AcceleratorState, GradientState]:
     """Make the faces of one Accelerator, and let the shared ones show it while it is the newest."""
+    settle()
     topology = {name: getattr(ranks, name) for name in _TOPOLOGY}
     state = AcceleratorState.__new__(AcceleratorState)
     state.__dict__.update(topology, _precision=precision, _dynamo=dynamo)
@@ -319,13 +207,12 @@ def faces_of(
     newest = weakref.ref(clock)
 
     def died(reference: Any) -> None:
-        if reference in _living:  # not so in a process forked off the Accelerator's
-            _living.remove(reference)
+        _living.remove(reference)
         if GradientState._shared_state.get("_newest") is newest:
             GradientState._shared_state.clear()
-            before = _living[-1]() if _living else None
-            if before is not None:
-                _show(before.state, before.gradient_state, weakref.ref(before._clock))
+            others = [one for ref in _living if (one := ref()) is not None]
+            if others and others[-1]._pid == os.getpid():
+                _show(others[-1].state, others[-1].gradient_state, weakref.ref(others[-1]._clock))
 
     _living.append(weakref.ref(ranks, died))
     _show(state, gradients, newest)
@@ -348,46 +235,6 @@ def kind_of_ranks(world: World) -> DistributedType:
         return DistributedType.NO
     kind = "GPU" if world.device.type == "cuda" else world.device.type.upper()
     return DistributedType(f"MULTI_{kind}")
-
-
-def _remainder(one: Pass) -> int:
-    try:
-        num_samples = len(one.loader.source.dataset)  # type: ignore[arg-type]
-    except TypeError:
-        return -1
-    rows = one.loader.source.batch_size or 1
-    readers = 1 if one.share is None else len(one.share.rows)
-    return num_samples % (rows * readers)
-
-
-class _Fork:
-    """Whether this process was forked off one that was no rank, whose place it does not share."""
-
-    happened = False
-
-
-def _after_fork() -> None:
-    if context.current() is None and not torch.distributed.is_initialized():
-        for face in (PartialState, AcceleratorState, GradientState):
-            face._shared_state.clear()
-        _living.clear()
-        _Fork.happened = True
-
-
-# A launched worker is forked off the kernel, and what the kernel's faces showed is not its place.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _not_there(face: Any, name: str) -> AttributeError:
-    kind = type(face).__name__
-    if not face.__dict__ and not name.startswith("__"):
-        return AttributeError(
-            f"This {kind} shows nothing.\n"
-            f"  why: {kind}._reset_state() emptied it, or it is another process's.\n"
-            f"  do:  make an Accelerator (or {kind}() anew) before reading it."
-        )
-    return AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
 def _other_value(name: str, wanted: Any, there: Any) -> ConfigError:

@@ -14,7 +14,8 @@ from notebook_accel.config.kinds import DistributedType
 from notebook_accel.errors import NotHere
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
-from notebook_accel.runtime.faces import AcceleratorState, GradientState, kind_of_ranks
+from notebook_accel.runtime.faces import AcceleratorState, kind_of_ranks
+from notebook_accel.runtime.gradient_state import GradientState
 from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.strategies.base import Engine

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from notebook_accel import Accelerator, PartialState, notebook_launcher
 from notebook_accel.config.placement import Placement
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.ranks.world import World
-from notebook_accel.runtime.faces import AcceleratorState, GradientState, kind_of_ranks
+from notebook_accel.runtime.faces import AcceleratorState, kind_of_ranks
+from notebook_accel.runtime.gradient_state import GradientState
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +234,34 @@ def test_a_state_of_the_kernel_shows_the_rank_inside_a_worker() -> None:
     run = notebook_launcher(main, num_processes=2, device="cpu")
     assert [run[0], run[1]] == [(0, 2, "MULTI_CPU", 2), (1, 2, "MULTI_CPU", 1)]
     assert carried.num_processes == 1
+
+
+class Asking(Dataset[list[object]]):
+    """Its items say what the states show where they are made."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> list[object]:
+        carried = [self.state.num_processes, self.state.process_index]
+        return [*carried, AcceleratorState().mixed_precision, GradientState().num_steps]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_workers_of_a_data_loader_see_their_ranks_states(num_processes: int) -> None:
+    def main() -> list[object]:
+        dataset = Asking()
+        dataset.state = PartialState()
+        accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=3)
+        assert accelerator.num_processes == num_processes
+        loader = DataLoader(dataset, num_workers=1, batch_size=None)
+        return next(iter(loader))
+
+    run = notebook_launcher(main, num_processes=num_processes, device="cpu")
+    for rank in range(num_processes):
+        assert run[rank] == [num_processes, rank, "bf16", 3]
+    if num_processes == 1:
+        assert main() == [1, 0, "bf16", 3]
 
 
 def test_ranks_meet_through_a_state_alone() -> None:
