@@ -232,6 +232,28 @@ def test_a_resume_inside_an_epoch_reads_the_rest_and_then_the_next_order(
         assert said[f"{way} third"] == said["third"]
 
 
+def test_torchdatas_loader_resumes_with_its_own_samplers(tmp_path: Path) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader_of(seed: int) -> tuple[Any, Any]:
+        torch.manual_seed(seed)
+        accelerator = Accelerator(cpu=True)
+        loader = stateful.StatefulDataLoader(torch.arange(12), batch_size=2, shuffle=True)
+        return accelerator, accelerator.prepare(loader)
+
+    accelerator, loader = loader_of(0)
+    passes: list[list[list[int]]] = []
+    for number in range(3):
+        passes.append([])
+        for batch in loader:
+            passes[-1].append(batch.tolist())
+            if number == 1 and len(passes[-1]) == 2:
+                accelerator.save_state(tmp_path)
+    accelerator, loader = loader_of(1)
+    accelerator.load_state(tmp_path)
+    assert [[batch.tolist() for batch in loader] for _ in range(2)] == [passes[1][2:], passes[2]]
+
+
 def changes_the_world(folder: str, save: bool) -> Any:
     """Train without dropout at a fixed effective batch of 4, stopping or resuming after epoch 1."""
     torch.manual_seed(0)
