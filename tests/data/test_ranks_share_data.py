@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch.utils.data import DataLoader
+
 from notebook_accel import notebook_launcher
 
 
@@ -295,3 +297,50 @@ def test_datasets_smaller_than_a_batch_reach_every_rank() -> None:
             assert gathered == list(range(num))
         assert first[f"{num} False"] == (list(range(num)), [])
         assert second[f"{num} False"] == ([], [])
+
+
+def test_a_loader_can_be_walked_inside_a_walk_over_itself() -> None:
+    def read():
+        from notebook_accel import Accelerator
+
+        accelerator = Accelerator()
+        seen = {}
+        for name, options in {"in order": {}, "shuffled": {"shuffle": True}}.items():
+            loader = accelerator.prepare(DataLoader(range(10), batch_size=2, **options))
+            outer, inner = [], []
+            for batch in loader:
+                outer += accelerator.gather_for_metrics(batch).tolist()
+                walk = [i for b in loader for i in accelerator.gather_for_metrics(b).tolist()]
+                inner.append(sorted(walk))
+            seen[name] = sorted(outer), inner
+            pairs = [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)]
+            seen[name] += (len(pairs), name == "in order" and all(a == b for a, b in pairs))
+        return seen
+
+    for num_processes in (1, 2):
+        steps = -(-5 // num_processes)
+        for said in run_ranks(read, num_processes):
+            assert said["in order"] == ([*range(10)], [[*range(10)]] * steps, steps, True)
+            assert said["shuffled"][:3] == ([*range(10)], [[*range(10)]] * steps, steps)
+
+
+def test_ranks_that_read_the_same_data_get_the_same_batches() -> None:
+    """Two readers of two ranks each, as under tensor parallelism."""
+
+    def read():
+        from notebook_accel import DataLoaderConfiguration
+        from notebook_accel.data.prepare import prepare_loader
+        from notebook_accel.ranks.world import World
+
+        world = World.join(cpu=True)
+        seen = []
+        for dispatch in (False, True):
+            loading = DataLoaderConfiguration(dispatch_batches=dispatch)
+            source = DataLoader(range(10), batch_size=2)
+            loader = prepare_loader(source, world, world.rank // 2, 2, loading=loading)
+            seen.append([batch.tolist() for batch in loader])
+        return seen
+
+    expected = [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [0, 1]]]
+    for rank, seen in enumerate(run_ranks(read, 4)):
+        assert seen == [expected[rank // 2]] * 2
