@@ -81,7 +81,6 @@ class Clock:
     @property
     def pending(self) -> bool:
         """Whether gradients of earlier micro-batches wait for the rest of their window."""
-        self._drop_left(self.window)
         window = self.window
         return self._loose if window is None else window.used and window.size > 1
 
@@ -91,9 +90,8 @@ class Clock:
         if self.num_steps == 1 and not self._windows:  # every micro-batch is a window
             self.sync = True
             return
-        self._drop_left(self._windows.get(key))
         window = self._windows.get(key)
-        if window is None:
+        if window is None or self._dropped(window):
             window = self._windows[key] = Window()
         one = self.passes.current if self._ends_with_loader else None
         if window.sync:
@@ -110,9 +108,8 @@ class Clock:
 
     def backward(self) -> int:
         """Note that gradients are added; gives the divisor of their loss."""
-        self._drop_left(self.window)
         window = self.window
-        if window is None:
+        if window is None or self._dropped(window):
             if not self.sync:
                 self._loose = True
             return self.num_steps
@@ -147,12 +144,14 @@ class Clock:
         if num_steps > self.step:
             self.step = num_steps
 
-    def _drop_left(self, window: Window | None) -> None:
+    def _dropped(self, window: Window) -> bool:
         """Drop all windows if the loop that began ``window`` was left in the middle of it."""
-        if window is None or window.sync or window.begun_in is None or window.begun_in.is_last:
-            return
         begun, current = window.begun_in, self.passes.current
+        if window.sync or current is begun or begun is None or begun.is_last:
+            return False
         begun_anew = current is not None and current.loader is begun.loader
-        if begun not in self.passes.active or (current is not begun and begun_anew):
-            self.reset()
-            self.forget_gradients()
+        if begun in self.passes.active and not begun_anew:  # another loop inside it, say
+            return False
+        self.reset()
+        self.forget_gradients()
+        return True

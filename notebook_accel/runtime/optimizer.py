@@ -90,10 +90,10 @@ class PreparedOptimizer(Optimizer):
 
         Inside a window a closure still runs, for the gradients that it adds.
         """
-        if self._pid != os.getpid():
-            raise other_process("optimizer")
         if not self._clock.sync:
             return None if closure is None else closure()
+        if self._pid != os.getpid():
+            raise other_process("optimizer")
         if self._clock.rescale is not None:
             self.settle()
         updated, loss = self._engine.step(self.inner, closure)

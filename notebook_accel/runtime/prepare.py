@@ -44,6 +44,7 @@ class Wardrobe:
         self._rng_types = tuple(one for one in rng_types if one != RNGType.GENERATOR)
         self._clock = clock
         clock.forget_gradients = self.forget_gradients
+        clock.keeps_apart &= engine.layout.data_size > 1
         self._passes = passes
         self._after_step = after_step
         self._with_optimizer = step_scheduler_with_optimizer
