@@ -104,11 +104,9 @@ class SeedableRandomSampler(RandomSampler):
         self.initial_seed = torch.initial_seed() if data_seed is None else data_seed
 
     def __iter__(self) -> Iterator[int]:
-        if self.generator is None:
-            self.generator = torch.Generator()
-        self.generator.manual_seed(self.initial_seed + self.epoch)
-        yield from super().__iter__()
-        self.epoch += 1
+        self.generator = torch.Generator().manual_seed(self.initial_seed + self.epoch)
+        self.epoch += 1  # a pass that is broken off was a pass
+        return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next pass is of."""

@@ -72,6 +72,13 @@ def test_a_seedable_order_depends_on_seed_and_epoch_alone() -> None:
     assert first == list(expected)
 
 
+def test_a_pass_that_is_broken_off_was_a_pass() -> None:
+    """E4."""
+    sampler = SeedableRandomSampler(range(10), data_seed=3)
+    starts = [[index for index, _ in zip(sampler, range(5), strict=False)] for _ in range(3)]
+    assert len({tuple(one) for one in starts}) == 3
+
+
 def test_first_batches_can_be_left_out() -> None:
     assert list(SkipBatchSampler(BatchSampler(range(6), 2, False), 1)) == [[2, 3], [4, 5]]
     skipped = SkipDataLoader(list(range(6)), skip_batches=1, batch_size=2)
