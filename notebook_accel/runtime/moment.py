@@ -71,7 +71,8 @@ def give_back(saved: Checkpoint, parts: Parts, world: World, load_kwargs: dict[s
         for optimizer, num_steps in zip(wardrobe.optimizers, steps, strict=False):
             optimizer.num_steps = num_steps
         alike = own is not None and saved.manifest.world == world.size
-        _place_loaders(wardrobe.loaders, own["loaders"] if own and alike else saved.loaders())
+        places = own["loaders"] if own and alike else saved.loaders()
+        _place_loaders(wardrobe.loaders, places, say=world.rank == 0)
     if own is not None:
         randomness.restore(own, world.device)
     elif main is not None:
@@ -79,11 +80,11 @@ def give_back(saved: Checkpoint, parts: Parts, world: World, load_kwargs: dict[s
     _say_what_is_derived(saved, [bool(n) for n in rank_sizes(int(own is None), world)], world)
 
 
-def _place_loaders(loaders: list[Any], states: list[dict[str, Any]]) -> None:
+def _place_loaders(loaders: list[Any], states: list[dict[str, Any]], say: bool) -> None:
     if len(states) == len(loaders):
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
-    elif states:
+    elif states and say:
         warnings.warn(
             f"The checkpoint knows {len(states)} loaders, {len(loaders)} were prepared: "
             "none is put where it was; they begin a new pass.",
