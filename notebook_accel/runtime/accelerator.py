@@ -35,7 +35,7 @@ from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.ranks.world import World
-from notebook_accel.runtime.accumulation import Accumulation
+from notebook_accel.runtime.accumulation import Accumulation, Seed
 from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.explain import Explaining
@@ -133,6 +133,7 @@ class Accelerator(
             say_how_bf16_runs()
         self._engine = build(self._handlers.strategy(strategy), self._world, numbers)
         self._clock = Clock(num_steps, self._passes, plugin)
+        self._seed = Seed()
         self._wardrobe = Wardrobe(
             self._engine,
             self._clock,
@@ -249,8 +250,10 @@ class Accelerator(
         if self._live is not None:
             self._live.note(loss, sys._getframe(1))
         divisor = self._clock.backward()
-        if divisor != 1:
+        if divisor != 1 and (kwargs or loss.dim()):
             loss = loss / divisor
+        elif divisor != 1:  # the same number, without a division and its backward
+            kwargs["gradient"] = self._seed.of(loss, divisor)
         self._engine.backward(loss, **kwargs)
 
     def accumulate(self, *models: nn.Module) -> Accumulation:

@@ -1,10 +1,11 @@
-"""The block around one micro-batch: ``with accelerator.accumulate(model):``."""
+"""The block around one micro-batch, ``with accelerator.accumulate(model):``, and its weight."""
 
 from __future__ import annotations
 
 from types import TracebackType
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.strategies.base import Engine
@@ -42,3 +43,22 @@ class Accumulation:
         if kind is not None:
             self._clock.reset()
             self._clock.forget_gradients()
+
+
+class Seed:
+    """The gradient that a backward begins with, kept for the next: one part of a window's mean."""
+
+    __slots__ = ("_divisor", "_value")
+
+    def __init__(self) -> None:
+        self._divisor = 0
+        self._value = torch.zeros(())
+
+    def of(self, loss: Tensor, divisor: int) -> Tensor:
+        """Give ``1 / divisor`` for the backward of a 0-d ``loss``."""
+        value = self._value
+        if self._divisor != divisor or value.dtype is not loss.dtype or value.device != loss.device:
+            with torch.inference_mode(False):
+                value = torch.ones((), dtype=loss.dtype, device=loss.device) / divisor
+            self._divisor, self._value = divisor, value
+        return value

@@ -304,3 +304,21 @@ def test_an_evaluation_inside_a_window_leaves_the_window_alone() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert seen == [1.5, 3.5]
+
+
+def test_the_weight_of_a_micro_batch_is_the_same_however_the_loss_is_made() -> None:
+    accelerator = Accelerator(gradient_accumulation_steps=4, cpu=True)
+    one = torch.nn.Parameter(torch.tensor(2.0))
+    many = torch.nn.Parameter(torch.ones(3))
+    optimizer = accelerator.prepare(torch.optim.SGD([one, many], lr=1.0))
+    for _ in range(4):  # a leaf itself: its gradient must not become the next one's weight
+        with accelerator.accumulate():
+            accelerator.backward(one)
+            accelerator.backward(one.double() + many.double().sum(), retain_graph=True)
+            accelerator.backward(one + many[0].detach())
+            accelerator.backward(one.reshape(1))
+            if accelerator.sync_gradients:
+                assert one.grad.item() == 4.0
+                assert many.grad.tolist() == [1.0] * 3
+            optimizer.step()
+    assert one.item() == -2.0
