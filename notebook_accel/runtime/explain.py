@@ -55,9 +55,10 @@ class Explaining:
             yield f"scheduler  {_scheduler(scheduler)}"
         for loader in wardrobe.loaders:
             yield f"loader     {_loader(loader, engine.layout.data_size)}"
-        sizes = [size for one in wardrobe.loaders if (size := _rows(one, engine.layout.data_size))]
-        if sizes:
-            yield from _arithmetic(sizes[0], engine.layout.data_size, steps, wardrobe.optimizers)
+        if wardrobe.loaders:
+            readers = engine.layout.data_size
+            rows = wardrobe.loaders[0].total_batch_size // readers
+            yield from _arithmetic(rows, readers, steps, wardrobe.optimizers)
 
 
 def _model(model: nn.Module, own: nn.Module) -> str:
@@ -102,12 +103,6 @@ def _loader(loader: PreparedLoader, readers: int) -> str:
     except TypeError:
         pass
     return ", ".join(part.strip() for part in parts)
-
-
-def _rows(loader: PreparedLoader, readers: int) -> int | None:
-    """How many samples one rank's batch has; None when nobody can say."""
-    total = getattr(loader, "total_batch_size", None)
-    return total // readers if isinstance(total, int) else loader.source.batch_size
 
 
 def _arithmetic(

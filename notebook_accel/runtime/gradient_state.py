@@ -130,9 +130,6 @@ class GradientState:
 
 def _remainder(one: Pass) -> int:
     try:
-        num_samples = len(one.loader.source.dataset)  # type: ignore[arg-type]
-    except TypeError:
+        return one.loader.total_dataset_length % one.loader.total_batch_size
+    except TypeError:  # a stream that does not know its length
         return -1
-    rows = one.loader.source.batch_size or 1
-    readers = 1 if one.share is None else len(one.share.rows)
-    return num_samples % (rows * readers)

@@ -55,6 +55,21 @@ def test_ranks_are_part_of_the_arithmetic_and_it_is_said_once() -> None:
     assert any("would be 0.2 scaled linearly, 0.1414 by the square root" in one for one in said)
 
 
+def test_batches_that_are_split_are_counted_once() -> None:
+    def main() -> tuple[int, int]:
+        accelerator = Accelerator(split_batches=True)
+        model = nn.Linear(3, 1)
+        loader = DataLoader(torch.ones(10, 3), batch_size=4)
+        model, loader = accelerator.prepare(model, loader)
+        accelerator.explain()
+        return next((accelerator.gradient_state.remainder, len(batch)) for batch in loader)
+
+    run = notebook_launcher(main, num_processes=2, device="cpu")
+    assert run[0] == (2, 2)
+    said = "".join(run.logs)
+    assert "batch      2 per device x 2 processes x 1 accumulated = 4 an update" in said
+
+
 def test_streams_without_a_length_are_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
     class Stream(torch.utils.data.IterableDataset[int]):
         def __iter__(self):  # type: ignore[no-untyped-def]
