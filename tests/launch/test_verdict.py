@@ -125,7 +125,7 @@ def test_an_error_raised_because_of_a_broken_connection_counts_as_one() -> None:
 
 def test_a_timeout_says_where_each_rank_was() -> None:
     stacks = (
-        "Thread 0x1 (most recent call first):\n  File \"x.py\", line 1 in other\n\n"
+        'Thread 0x1 (most recent call first):\n  File "x.py", line 1 in other\n\n'
         "Current thread 0x2 (most recent call first):\n"
         '  File "/lib/torch/distributed/c10d.py", line 99 in barrier\n'
         '  File "train.py", line 12 in main\n'
