@@ -141,9 +141,11 @@ class Console:
     ) -> None:
         self._put = write
         self._tags = [
-            Template(template).safe_substitute(rank=rank, local_rank=rank, role_name="default")
+            Template(template).safe_substitute(
+                rank=first_rank + rank, local_rank=rank, role_name="default"
+            )
             if template is not None
-            else (f"[{rank}] " if num_ranks > 1 else "")
+            else (f"[{first_rank + rank}] " if num_ranks > 1 else "")
             for rank in range(num_ranks)
         ]
         self._batch: list[tuple[str, str]] = []

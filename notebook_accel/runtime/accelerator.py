@@ -155,7 +155,7 @@ class Accelerator(
         self._live: LiveEvents | None = None
         if worker is not None:
             owns_loss = self._engine.layout.loss_owner
-            self._live = LiveEvents(worker.emitter, self._world.rank, owns_loss, self._world.device)
+            self._live = LiveEvents(worker.emitter, owns_loss, self._world.device)
             worker.at_exit.append(self._live.finish)
             worker.salvage.append(self._salvage)
 

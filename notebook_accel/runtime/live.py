@@ -27,9 +27,9 @@ class LiveEvents:
     ``owns_loss`` tells whether this rank's loss is a real one.
     """
 
-    def __init__(self, emitter: Emitter, rank: int, owns_loss: bool, device: torch.device) -> None:
+    def __init__(self, emitter: Emitter, owns_loss: bool, device: torch.device) -> None:
         self._emitter = emitter
-        self._rank = rank
+        self._rank = emitter.rank  # on this machine: the kernel here hears only its own ranks
         self._owns_loss = owns_loss
         self._series: dict[tuple[int, int], _Series] = {}
         self._noted: list[_Series] = []

@@ -749,14 +749,23 @@ def test_two_machines_form_one_world() -> None:
         port = finder.getsockname()[1]
 
     def main() -> list[int]:
-        dist.init_process_group("gloo")
-        seen: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(seen, dist.get_rank())
+        accelerator = Accelerator()
+        model = nn.Linear(1, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        for _ in range(3):
+            accelerator.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+        print(f"rank {accelerator.process_index}")
+        seen: list[Any] = [None] * accelerator.num_processes
+        dist.all_gather_object(seen, accelerator.process_index)
         return seen
 
-    second = cpu(main, (), 2, block=False, num_nodes=2, node_rank=1, use_port=port)
+    handle = cpu(main, (), 2, block=False, num_nodes=2, node_rank=1, use_port=port)
     first = cpu(main, (), 2, num_nodes=2, node_rank=0, use_port=port)
-    assert list(first) == list(second.wait(60)) == [[0, 1, 2, 3]] * 2
+    second = handle.wait(60)
+    assert list(first) == list(second) == [[0, 1, 2, 3]] * 2
+    assert [len(first.history["loss"]), len(second.history["loss"])] == [3, 3]
+    assert second.logs == ["rank 2\n", "rank 3\n"]
 
 
 def test_debug_launcher_runs_forked_cpu_ranks() -> None:

@@ -71,6 +71,15 @@ def test_announced_lines_speak_for_the_run_and_have_no_tag() -> None:
     assert shown(2, outputs) == "[0] mine\nours\nours too\n[0] mine again\n"
 
 
+def test_a_second_machine_tags_its_lines_with_the_ranks_of_the_whole_run() -> None:
+    console = Console(2, first_rank=2)
+    stream = io.StringIO()
+    with redirect_stdout(stream):
+        console.handle(Output(1, "stdout", "a\n"))
+        console.close()
+    assert stream.getvalue() == "[3] a\n"
+
+
 def test_the_tag_can_be_a_template_as_in_torch_elastic() -> None:
     assert shown(2, [Output(1, "stdout", "a\n")], "<${role_name}:${rank}> ") == "<default:1> a\n"
 
