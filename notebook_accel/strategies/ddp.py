@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from notebook_accel.ranks.world import World
 from notebook_accel.strategies.base import Engine, Layout
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
 from notebook_accel.strategies.precision import Precision
+
+_averages = attrgetter("require_backward_grad_sync")
 
 
 class DDPEngine(Engine):
@@ -68,7 +71,7 @@ class DDPEngine(Engine):
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Add the gradients of ``loss``; ranks wait for each other where they are averaged."""
         pulse = self._pulse
-        if pulse is None or not any(one.require_backward_grad_sync for one in self._wrapped):
+        if pulse is None or not any(map(_averages, self._wrapped)):
             super().backward(loss, **kwargs)
             return
         pulse.enter(BACKWARD)
