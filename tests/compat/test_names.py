@@ -69,7 +69,12 @@ def test_the_package_shows_its_faces_without_an_import() -> None:
 
 
 def test_a_face_reached_by_its_room_offers_the_same_objects() -> None:
+    from notebook_accel import test_utils
+    from notebook_accel.compat import test_utils as by_room
+    from notebook_accel.test_utils import training
+
     assert utils_by_room.gather is notebook_accel.utils.gather
+    assert test_utils.RegressionModel is training.RegressionModel is by_room.RegressionModel
 
 
 @pytest.mark.parametrize(

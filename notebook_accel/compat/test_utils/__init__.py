@@ -1,7 +1,7 @@
 """Accelerate's ``test_utils`` package: the datasets of its small tests."""
 
 from notebook_accel.compat.doors import door as _door
-from notebook_accel.compat.test_utils.training import RegressionDataset, RegressionModel
+from notebook_accel.runtime.regression import RegressionDataset, RegressionModel
 
 __all__ = [
     "RegressionDataset",
