@@ -126,7 +126,8 @@ def notebook_launcher(
 
     def sinks() -> list[Sink]:
         how = {} if block else {"write": cell.write}  # another cell may run by then
-        console = Console(len(placed.placements), log_line_prefix_template, **how)
+        first = placed.placements[0].rank
+        console = Console(len(placed.placements), log_line_prefix_template, first_rank=first, **how)
         return [console, display.Republisher(cell)]
 
     def go(handle: RunHandle | None = None) -> RunResult:

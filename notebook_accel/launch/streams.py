@@ -130,7 +130,7 @@ class Console:
 
     A run of one rank, and what ``accelerator.print`` says, has no tag. ``template`` is
     a ``string.Template`` over rank, local_rank and role_name, as torch elastic has it. ``write``
-    puts text on the named stream.
+    puts text on the named stream. ``first_rank`` is the lowest rank of this machine.
     """
 
     def __init__(
@@ -138,6 +138,7 @@ class Console:
         num_ranks: int,
         template: str | None = None,
         write: Callable[[str, str], None] = _write_here,
+        first_rank: int = 0,
     ) -> None:
         self._put = write
         self._tags = [
