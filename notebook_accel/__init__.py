@@ -42,6 +42,7 @@ _WHERE = {
     "shutdown": "launch.forkserver",
     "skip_first_batches": "data.skip",
     "synchronize_rng_states": "runtime.operations",
+    "use_in_trainer": "compat.trainer",
     "without_guards": "config.guards",
 }
 
@@ -70,6 +71,7 @@ __all__ = sorted([*_WHERE, "__version__"])
 
 if TYPE_CHECKING:
     from notebook_accel.checkpoint.weights import load_weights
+    from notebook_accel.compat.trainer import use_in_trainer
     from notebook_accel.config.guards import without_guards
     from notebook_accel.config.handlers import (
         AutocastKwargs,

@@ -18,8 +18,7 @@ def train(folder: str, accumulation: int, resume: bool = False) -> dict[str, Any
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-    from notebook_accel.compat.trainer import use_in_trainer
-    from notebook_accel.runtime.accelerator import Accelerator
+    from notebook_accel import Accelerator, use_in_trainer
 
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
