@@ -175,7 +175,7 @@ class Reading:
         vars(self.reader)["generator"] = generator
         if dealer is None:
             mark.stream_origin = start.origin or snapshot()
-            batches, skipped = _begun_stream(self.reader, start)
+            batches, skipped = _begun_stream(self.reader, start, self._own_shards)
             if self._own_shards:
                 return evened(batches, seat.world, self._even_shards, skipped)
         else:
@@ -214,11 +214,12 @@ class Reading:
         return holder if isinstance(holder, (DealtBatches, SharedStream)) else None
 
 
-def _begun_stream(reader: Any, start: Start) -> tuple[Iterator[Any], list[Any]]:
+def _begun_stream(reader: Any, start: Start, wants_first: bool) -> tuple[Iterator[Any], list[Any]]:
     """Read a stream on to where the pass begins; a resumed run's random numbers stay as they were.
 
-    Gives what is left, and the first of the batches that were skipped, if any was.
-    The first batch is read with them: it had been read ahead when the run was saved.
+    The first batch is read with them: it had been read ahead when the run was saved. Gives what is
+    left, and the first of the batches that were skipped, if any was; where that is wanted, also if
+    a state makes it needless to read it.
     """
     keeps_state = is_stateful(reader)
     ahead: list[Any] = []
@@ -227,6 +228,7 @@ def _begun_stream(reader: Any, start: Start) -> tuple[Iterator[Any], list[Any]]:
         if start.origin is not None:
             restore(start.origin)
         if keeps_state and start.state is not None:
+            skipped = list(islice(reader, int(wants_first)))
             reader.load_state_dict(start.state)
         batches = iter(reader)
         if keeps_state:

@@ -7,6 +7,7 @@ rows they have: one small all-gather a step buys reading everything once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.collectives import gather
 from notebook_accel.ranks.world import World
 
-_END = object()
 _NONE_LEFT = -2
 
 
@@ -37,14 +37,15 @@ def evened(batches: Iterator[Any], world: World, even: bool, skipped: list[Any])
     Ranks: all ranks read together.
     Errors: RuntimeMisuse, on all ranks, if a rank has not even one batch.
     """
+    steps = map(_as_step, batches)
     if not even:
-        whole = (WHOLE,) * world.size
-        yield from (Dealt(batch, Share(whole, whole)) for batch in batches)
+        unknown = Share((WHOLE,) * world.size, (WHOLE,) * world.size)
+        yield from (replace(step, share=unknown) for step in steps)
         return
-    batch = next(batches, _END)
-    first = skipped[0] if skipped else batch
+    step = next(steps, None)
+    first = _as_step(skipped[0]) if skipped else step
     first_rows = _rows_of_ranks(first, world)
-    rows = _rows_of_ranks(batch, world) if skipped else first_rows
+    rows = _rows_of_ranks(step, world) if skipped else first_rows
     if _NONE_LEFT in first_rows and len(set(first_rows)) > 1:
         raise RuntimeMisuse(
             f"Rank {first_rows.index(_NONE_LEFT)} has an empty shard of the dataset.",
@@ -52,20 +53,28 @@ def evened(batches: Iterator[Any], world: World, even: bool, skipped: list[Any])
             "start fewer ranks, or let rank 0 read for all: "
             "DataLoaderConfiguration(dispatch_batches=True).",
         )
+    state = None
     while set(rows) != {_NONE_LEFT}:
-        following = next(batches, _END)
+        following = next(steps, None)
         upcoming = _rows_of_ranks(following, world)
-        held = [
-            old if one == _NONE_LEFT else one for one, old in zip(rows, first_rows, strict=True)
-        ]
+        pairs = zip(rows, first_rows, strict=True)
+        held = [repeated if one == _NONE_LEFT else one for one, repeated in pairs]
         real = [0 if one == _NONE_LEFT else one for one in rows]
+        share = Share(tuple(held), tuple(real))
         is_last = set(upcoming) == {_NONE_LEFT}
-        yield Dealt(first if batch is _END else batch, Share(tuple(held), tuple(real)), is_last)
-        batch, rows = following, upcoming
+        state = state if step is None else step.state
+        given = step or first
+        assert given is not None
+        yield Dealt(given.content, share, is_last, state)
+        step, rows = following, upcoming
 
 
-def _rows_of_ranks(batch: Any, world: World) -> list[int]:
+def _as_step(batch: Any) -> Dealt:
+    return batch if type(batch) is Dealt else Dealt(batch, None)
+
+
+def _rows_of_ranks(step: Dealt | None, world: World) -> list[int]:
     """How many rows each rank's batch has; WHOLE if it cannot be told."""
-    rows = _NONE_LEFT if batch is _END else num_rows(batch) or WHOLE
+    rows = _NONE_LEFT if step is None else num_rows(step.content) or WHOLE
     every: list[int] = gather(torch.tensor([rows]), world).tolist()
     return every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -99,3 +100,42 @@ def test_a_pass_over_own_files_resumes() -> None:
     assert seen == [[6, 7], [8, 9], [10]]
     assert other == [[3, 4]] * 3
     assert gathered == seen
+
+
+def test_own_files_resume_by_the_state_of_their_stream() -> None:
+    pytest.importorskip("torchdata.stateful_dataloader")
+
+    class Remembering(Files):
+        at = 0
+
+        def __iter__(self):
+            rows = [row for file in self.files for row in file]
+            at, self.at = self.at, 0
+            for number in range(at, len(rows)):
+                self.at = number + 1
+                yield rows[number]
+
+        def shard(self, num_shards, index):
+            return Remembering(self.files[index::num_shards])
+
+        def state_dict(self):
+            return {"at": self.at}
+
+        def load_state_dict(self, state):
+            self.at = state["at"]
+
+    def resume():
+        config = DataLoaderConfiguration(dispatch_batches=False, use_stateful_dataloader=True)
+        accelerator = Accelerator(dataloader_config=config)
+        loader = accelerator.prepare(DataLoader(Remembering(FILES), batch_size=2))
+        for taken, _ in enumerate(loader, start=1):
+            if taken == 2:
+                state = loader.state_dict()
+                break
+        loader = accelerator.prepare(DataLoader(Remembering(FILES), batch_size=2))
+        loader.load_state_dict(state)
+        return [(b.tolist(), accelerator.gather_for_metrics(b).tolist()) for b in loader]
+
+    run = notebook_launcher(resume, (), 2, device="cpu")
+    assert run[0] == [([6, 7], [6, 7]), ([8, 9], [8, 9]), ([10], [10])]
+    assert run[1] == [([3, 4], [6, 7]), ([3, 4], [8, 9]), ([3, 4], [10])]
