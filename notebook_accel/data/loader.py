@@ -125,7 +125,8 @@ class PreparedLoader(DataLoader[Any]):
         mark = self._mark
         start, mark.resumed = mark.resumed or Start(), None
         if self._skip:  # counts from the start of the pass, also in one that a resumed run goes on
-            start = replace(start, skip=self._skip, state=None)
+            state = start.state if self._skip == start.skip else None
+            start = replace(start, skip=self._skip, state=state)
         if mark.told:
             self.reading.tell(mark.epoch)
         one = Pass(self, self.reading.num_batches, mark.epoch)

@@ -57,6 +57,18 @@ def stopped(accelerator, dataset, **options):
     return state, rest
 
 
+def test_skipping_by_hand_in_a_resumed_stream_counts_from_the_start_of_its_pass() -> None:
+    accelerator = Accelerator(cpu=True, dataloader_config=config())
+    state, rest = stopped(accelerator, Counted())
+    for count, reads in ((2, 9), (3, 13)):  # the state's own place, and another
+        dataset = Counted()
+        loader = accelerator.prepare(DataLoader(dataset, batch_size=2))
+        loader.load_state_dict(state)
+        view = accelerator.skip_first_batches(loader, count)
+        assert [batch.tolist() for batch in view] == rest[count - 2 :]
+        assert dataset.read == reads
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_with_a_state_goes_on_without_being_read_again(workers: int) -> None:
     accelerator = Accelerator(cpu=True, dataloader_config=config())
