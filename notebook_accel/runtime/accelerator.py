@@ -324,7 +324,7 @@ class Accelerator(
     def _after_step(self, num_steps: int) -> None:
         self._clock.stepped(num_steps)
         if self._live is not None:
-            self._live.stepped(self._clock.step, self._passes.current)
+            self._live.stepped(self._clock.step, self._passes.current, self._clock.weight)
         self._stop.boundary()
 
     def _settled(self, parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:

@@ -40,7 +40,8 @@ class Clock:
 
     ``step`` is the number of finished optimizer steps; ``sync`` whether gradients meet and
     optimizers step now; ``rescale`` by how much summed gradients must be multiplied before anybody
-    looks at them (None: not at all). Different sets of models may be accumulated side by side (a
+    looks at them (None: not at all), and ``weight`` by how much the mean of a window's losses, if
+    they are weighed by what they count. Different sets of models may be accumulated side by side (a
     GAN): each set has its own window, and ``window`` is the one entered last. ``forget_gradients``
     is called when a window will never be whole, because its loop was left.
     """
@@ -65,6 +66,7 @@ class Clock:
         self.window: Window | None = None
         self.sync = True
         self.rescale: float | Tensor | None = None
+        self.weight: Tensor | None = None
 
     @property
     def divisor(self) -> int:
@@ -86,7 +88,7 @@ class Clock:
 
     def advance(self, key: Hashable) -> None:
         """Take the next micro-batch of the models ``key``; opens a window if none is open."""
-        self.rescale = None
+        self.rescale = self.weight = None
         if self.num_steps == 1 and not self._windows:  # every micro-batch is a window
             self.sync = True
             return
@@ -130,7 +132,8 @@ class Clock:
         else:
             window.count = window.count + count
         if window.sync:
-            self.rescale = window.unit * window.size / total(window.count)
+            self.weight = window.unit * window.taken / total(window.count)
+            self.rescale = self.weight * window.size / window.taken
         return window.unit
 
     def drive(self, sync: bool) -> None:

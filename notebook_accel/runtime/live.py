@@ -59,13 +59,19 @@ class LiveEvents:
         """Leave losses to whoever logs them by name."""
         self._owns_loss = False
 
-    def stepped(self, step: int, one: Pass | None) -> None:
-        """Send what the window that ends with optimizer step ``step`` brought."""
+    def stepped(self, step: int, one: Pass | None, weight: Tensor | None = None) -> None:
+        """Send what the window that ends with optimizer step ``step`` brought.
+
+        ``weight`` makes the mean of losses that were weighed by what they count.
+        """
         means = []
         for series in self._noted:
             means.append((series.name, series.total / series.count))
             series.count = 0
         self._noted.clear()
+        if weight is not None:
+            factor = weight.item() if self._ring is None else weight
+            means = [(name, mean * factor) for name, mean in means]
         if self._ring is not None:
             for name, mean in means:
                 self._send(self._ring.put(name, step, mean))

@@ -198,6 +198,15 @@ def test_every_token_weighs_alike(
         assert found == pytest.approx(big_batch_of_tokens(clip), abs=tolerance, rel=tolerance)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_curve_shows_the_mean_over_all_tokens(ranks: int) -> None:
+    run = notebook_launcher(weighs_tokens, ("no", 1e9), ranks, device="cpu")
+    torch.manual_seed(0)
+    tokens = torch.randn(sum(TOKENS), 2)
+    expected = (nn.Linear(2, 1)(tokens) - 1).square().mean().item()
+    assert list(run.history["loss"]) == [pytest.approx(expected, abs=1e-6)]
+
+
 def test_losses_are_weighed_over_ranks_without_windows_too(runs: dict) -> None:
     # One token of 1 on rank 0, three of 2 on rank 1: their mean is 7/4. Then no token at all.
     for said in runs[2]:
