@@ -50,6 +50,7 @@ def gradients_of_windows():
 
 
 def test_a_short_last_window_is_the_mean_over_what_it_holds() -> None:
+    """GA03."""
     for said in run_ranks(gradients_of_windows, 2):
         assert said["known"] == pytest.approx([0.4439, 0.7000], abs=1e-4)
         assert said["stream"] == pytest.approx(said["known"], abs=1e-6)

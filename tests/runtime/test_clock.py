@@ -130,6 +130,22 @@ def test_a_changed_number_of_steps_counts_from_the_next_window() -> None:
     assert syncs == [False, False, True] * 2
 
 
+def test_an_interrupted_window_has_no_say_in_a_new_accelerator() -> None:
+    """GA06."""
+    accelerator, model, optimizer = parts(4)
+    Accelerator(cpu=True)
+    assert accelerator.gradient_accumulation_steps == 4
+    with pytest.raises(KeyboardInterrupt), accelerator.accumulate(model):
+        raise KeyboardInterrupt
+    other, model, optimizer = parts(1, lr=1.0)
+    before = model.weight.item()
+    other.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+    assert model.weight.item() == pytest.approx(before - 1.0)
+    accelerator.gradient_accumulation_steps = 3
+    assert accelerator.gradient_accumulation_steps == 3
+
+
 def test_two_accelerators_side_by_side_keep_their_own_settings() -> None:
     first = Accelerator(gradient_accumulation_steps=4, cpu=True)
     second = Accelerator(mixed_precision="bf16", cpu=True)
