@@ -211,7 +211,8 @@ def faces_of(
         if GradientState._shared_state.get("_newest") is newest:
             GradientState._shared_state.clear()
             # One that is being made just now has no faces yet, and shows itself in a moment.
-            others = [one for ref in _living if hasattr(one := ref(), "state")]
+            living: list[Any] = [ref() for ref in _living]
+            others = [one for one in living if hasattr(one, "state")]
             if others and others[-1]._pid == os.getpid():
                 _show(others[-1].state, others[-1].gradient_state, weakref.ref(others[-1]._clock))
 
