@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from notebook_accel.data.randomness import mixed, reseed, restore, snapshot
+from notebook_accel.data.randomness import mixed, reseed, restore, same, snapshot
 
 
 class FetchedApart:
@@ -57,7 +55,7 @@ class FetchedApart:
         finally:
             # A dataset that draws nothing for the first batch of a pass is spared the seeding.
             if seeded is not None:
-                self._draws = not _same(seeded, snapshot())
+                self._draws = not same(seeded, snapshot())
             restore(before)
 
     def _one(self, index: Any) -> Any:
@@ -72,16 +70,3 @@ class FetchedApart:
 def as_fetched(batch: Any) -> Any:
     """The collate function for batches that were collated as they were fetched."""
     return batch
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    numpy = one["numpy"], other["numpy"]
-    return (
-        torch.equal(one["torch"], other["torch"])
-        and one["python"] == other["python"]
-        and (numpy[0] is None or (numpy[1] is not None and _same_numpy(*numpy)))
-    )
-
-
-def _same_numpy(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return torch.equal(one[1], other[1]) and one[2:] == other[2:]

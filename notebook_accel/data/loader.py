@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from notebook_accel.data.batch import num_rows, to_device
 from notebook_accel.data.dealers import Start
+from notebook_accel.data.randomness import in_plain_values
 from notebook_accel.data.reading import Bookmark, Reading
 from notebook_accel.data.shard import Share
 from notebook_accel.data.stream import Dealt
@@ -189,7 +190,7 @@ class PreparedLoader(DataLoader[Any]):
                 state["generators"] = mark.generators
             origin = mark.stream_origin if order is None else order.origin
             state.update(epoch=one.epoch, taken=one.taken, readers=self.reading.seat.size)
-            state.update(origin=origin, seeds=mark.seeds, stream=mark.stream_state)
+            state.update(origin=in_plain_values(origin), seeds=mark.seeds, stream=mark.stream_state)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

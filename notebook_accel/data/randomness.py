@@ -14,13 +14,13 @@ GOLDEN = 0x9E3779B97F4A7C15  # steps of this size lie far apart modulo a power o
 
 
 def snapshot() -> dict[str, Any]:
-    """Where the generators of torch, Python and numpy (if in use) stand, in plain values."""
+    """Where the generators of torch, Python and numpy (if in use) stand."""
     numpy = sys.modules.get("numpy")
-    found = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": None}
-    if numpy is not None:
-        name, words, *rest = numpy.random.get_state()
-        found["numpy"] = (name, torch.from_numpy(words.astype("int64")), *rest)
-    return found
+    return {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": None if numpy is None else numpy.random.get_state(),
+    }
 
 
 def restore(state: dict[str, Any]) -> None:
@@ -30,7 +30,27 @@ def restore(state: dict[str, Any]) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and state["numpy"] is not None:
         name, words, *rest = state["numpy"]
-        numpy.random.set_state((name, words.numpy().astype("uint32"), *rest))
+        if isinstance(words, torch.Tensor):
+            words = words.numpy().astype("uint32")
+        numpy.random.set_state((name, words, *rest))
+
+
+def in_plain_values(state: dict[str, Any]) -> dict[str, Any]:
+    """The same snapshot without numpy's arrays, for files that hold plain data only."""
+    if state.get("numpy") is None or isinstance(state["numpy"][1], torch.Tensor):
+        return state
+    name, words, *rest = state["numpy"]
+    return {**state, "numpy": (name, torch.from_numpy(words.astype("int64")), *rest)}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether nothing was drawn between two snapshots."""
+    mine, its = one["numpy"], other["numpy"]
+    return (
+        torch.equal(one["torch"], other["torch"])
+        and one["python"] == other["python"]
+        and (mine is None or (bool((mine[1] == its[1]).all()) and mine[2:] == its[2:]))
+    )
 
 
 @contextmanager
