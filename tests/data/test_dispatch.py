@@ -212,12 +212,12 @@ def test_what_reading_raises_is_raised_on_every_rank_and_no_rank_waits() -> None
 def test_large_batches_after_small_ones_arrive_whole() -> None:
     def read():
         accelerator = Accelerator()
-        sizes = Stream([torch.full((n,), float(n)) for n in (1, 2, 50_000, 3, 200_000, 1)])
+        sizes = Stream([torch.full((n,), float(n)) for n in (1, 2, 3, 50_000, 1, 200_000)])
         return [(len(b), b.sum().item()) for b in accelerator.prepare(DataLoader(sizes, None))]
 
     first, second = on_two_ranks(read)
-    assert first == [(1, 1.0), (50_000, 50_000.0**2), (200_000, 200_000.0**2)]
-    assert second == [(2, 4.0), (3, 9.0), (1, 1.0)]
+    assert first == [(1, 1.0), (3, 9.0), (1, 1.0)]  # rank 0's own do not travel
+    assert second == [(2, 4.0), (50_000, 50_000.0**2), (200_000, 200_000.0**2)]
 
 
 def test_a_dispatched_stream_resumes_in_the_middle_and_takes_skips() -> None:
