@@ -62,7 +62,12 @@ class ConfigError(Explained, ValueError):
 
 
 class LaunchError(Explained, RuntimeError):
-    """A launch that cannot start, or that ended without an exception of the user's own."""
+    """A launch that cannot start, or that ended without an exception of the user's own.
+
+    ``result`` is what there was when a run that had started ended so: curves and output.
+    """
+
+    result: Any = None
 
 
 class WorkerDied(LaunchError):
@@ -96,8 +101,6 @@ class WorkerFailed(LaunchError):
 
 class RunTimeout(LaunchError, TimeoutError):
     """The run took longer than ``timeout_s``; ``result`` holds what was there."""
-
-    result: Any = None
 
 
 class RuntimeMisuse(Explained, RuntimeError):

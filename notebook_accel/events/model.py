@@ -117,10 +117,20 @@ class Landmark:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """An exception that led to another one."""
+
+    type_name: str
+    message: str
+    frames: list[Frame]
+
+
+@dataclass(frozen=True)
 class Failed:
     """A rank's function raised. ``num_bytes`` of its result file hold the encoded exception.
 
-    ``is_comm`` marks an error that a peer's death explains ("connection closed by peer").
+    ``causes`` led to it, oldest first. ``is_comm`` marks an error that a peer's death explains
+    ("connection closed by peer").
     """
 
     rank: int
@@ -130,14 +140,19 @@ class Failed:
     text: str
     is_comm: bool = False
     num_bytes: int = 0
+    causes: list[Cause] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Exited:
-    """A rank's process ended: its exit code, negative for a signal. Made by the kernel."""
+    """A rank's process ended: its exit code, negative for a signal. Made by the kernel.
+
+    ``by_us`` says that the launcher ended it, as the last stair of a stop.
+    """
 
     rank: int
     code: int
+    by_us: bool = False
 
 
 Event = (

@@ -12,11 +12,13 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
-from notebook_accel.errors import Explained, WorkerFailed
+from notebook_accel.errors import Explained, RunInterrupted, WorkerFailed
 from notebook_accel.events.lines import cell_number, place_of
-from notebook_accel.events.model import Failed, Frame
+from notebook_accel.events.model import Cause, Failed, Frame
 
 # What torch's collectives say when the other end is gone: by type where there is one, else by text.
 _COMM_TYPES = {"DistNetworkError", "DistBackendError", "DistStoreError"}
@@ -25,6 +27,8 @@ _COMM_TEXT = re.compile(
     r"|connectfullmesh|timed out waiting|store->(get|wait)|failed to recv",
     re.IGNORECASE,
 )
+T = TypeVar("T")
+MAX_CAUSES = 5
 SHOWN_FRAMES = 30  # a recursion has a thousand: the first and the last ones tell it
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -45,13 +49,7 @@ def is_comm_error(exc: BaseException) -> bool:
 
 def describe(rank: int, exc: BaseException, num_bytes: int = 0) -> Failed:
     """Describe ``exc``, caught in the worker, for the kernel."""
-    frames = [
-        Frame(f.filename, f.lineno or 0, f.name, f.line or "")
-        for f in traceback.extract_tb(_skip_ours(exc.__traceback__))
-        if f.name != "_modified_open"  # IPython's own, around every open() in a cell
-    ]
-    if isinstance(exc, Explained):  # our words say more than our lines
-        frames = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    frames = _frames(exc)
     text = "".join(traceback.format_exception(type(exc), exc, _skip_ours(exc.__traceback__)))
     return Failed(
         rank=rank,
@@ -61,7 +59,34 @@ def describe(rank: int, exc: BaseException, num_bytes: int = 0) -> Failed:
         text=text,
         is_comm=is_comm_error(exc),
         num_bytes=num_bytes,
+        causes=[Cause(type(one).__name__, _message(one), _frames(one)) for one in _led_to(exc)],
     )
+
+
+def _frames(exc: BaseException) -> list[Frame]:
+    frames = [
+        Frame(f.filename, f.lineno or 0, f.name, f.line or "")
+        for f in traceback.extract_tb(_skip_ours(exc.__traceback__))
+        if f.name != "_modified_open"  # IPython's own, around every open() in a cell
+    ]
+    if isinstance(exc, Explained):  # our words say more than our lines
+        frames = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    return frames
+
+
+def _led_to(exc: BaseException) -> list[BaseException]:
+    """List what led to ``exc``, oldest first, as Python would tell it."""
+    chain: list[BaseException] = []
+    seen = exc
+    while len(chain) < MAX_CAUSES:
+        before = seen.__cause__
+        if before is None and not seen.__suppress_context__:
+            before = seen.__context__
+        if before is None or before is exc or before in chain:
+            break
+        chain.insert(0, before)
+        seen = before
+    return chain
 
 
 def _message(exc: BaseException) -> str:
@@ -95,12 +120,29 @@ def revive(failed: Failed, exc: BaseException | None, ranks: list[int]) -> BaseE
             rank=failed.rank,
             worker_traceback=failed.text,
         )
-    story = f"raised in {_who(ranks)}, in its own process:\n{_render(failed, color=False)}"
-    if hasattr(exc, "add_note"):
-        exc.add_note(story)
+    if hasattr(exc, "add_note"):  # the traceback itself is the cause's, so that it comes once
+        own = users_own(failed.frames)
+        where = f", {place(own[-1])}" if own else ""
+        exc.add_note(f"raised in {_who(ranks)}{where}")
     exc.__cause__ = WorkerTraceback(f"\n{failed.text}")
     _show_in_cells(exc, failed, ranks)
     return exc
+
+
+def without_our_frames(go: Callable[[], T]) -> T:
+    """Call ``go``; what it raises about the run comes without the frames of this package.
+
+    They say nothing about the person's code. An error of our own making keeps them.
+    """
+    try:
+        return go()
+    except BaseException as error:
+        about_the_run = isinstance(error, (Explained, RunInterrupted)) or isinstance(
+            error.__cause__, WorkerTraceback
+        )
+        if not about_the_run or os.environ.get("NOTEBOOK_ACCEL_TRACE"):
+            raise
+        raise error.with_traceback(None) from error.__cause__
 
 
 class WorkerTraceback(Exception):
@@ -120,9 +162,13 @@ def _show_in_cells(exc: BaseException, failed: Failed, ranks: list[int]) -> None
 
     def render() -> list[str]:
         who = _who(ranks)
-        head = f"{failed.type_name} in {who}" + (" (the same on each)" if len(ranks) > 1 else "")
+        head = f"{failed.type_name} in {who}" + (", the same on each" if len(ranks) > 1 else "")
         message = str(exc) if isinstance(exc, Explained) else failed.message
-        lines = [_render(failed, color=True)] if failed.frames else []
+        lines = []
+        for cause in failed.causes:
+            lines += [_render(cause.frames)] if cause.frames else []
+            lines += [f"{cause.type_name}: {cause.message}", "", "which led to:", ""]
+        lines += [_render(failed.frames)] if failed.frames else []
         return [head, *lines, f"{failed.type_name}: {message}"]
 
     try:
@@ -131,13 +177,13 @@ def _show_in_cells(exc: BaseException, failed: Failed, ranks: list[int]) -> None
         return
 
 
-def _render(failed: Failed, color: bool) -> str:
+def _render(frames: list[Frame]) -> str:
     """Format the worker's frames with the kernel's knowledge of its cells."""
-    mark, plain = ("\x1b[1m", "\x1b[0m") if color and sys.stdout is not None else ("", "")
+    mark, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout is not None else ("", "")
     parts = []
-    last = len(failed.frames) - 1
-    left_out = range(SHOWN_FRAMES // 2, len(failed.frames) - SHOWN_FRAMES // 2)
-    for position, frame in enumerate(failed.frames):
+    last = len(frames) - 1
+    left_out = range(SHOWN_FRAMES // 2, len(frames) - SHOWN_FRAMES // 2)
+    for position, frame in enumerate(frames):
         if position in left_out:
             if position == left_out[0]:
                 parts.append(f"... {len(left_out)} more calls ...")

@@ -16,7 +16,7 @@ from notebook_accel.config.schema import DEFAULT_PRECISION, LaunchSettings, give
 from notebook_accel.errors import ConfigError, RunInterrupted, RunTimeout
 from notebook_accel.events import context
 from notebook_accel.events.sinks import Sink
-from notebook_accel.launch import devices, display, forkserver, inline, preflight, start
+from notebook_accel.launch import devices, display, failure, forkserver, inline, preflight, start
 from notebook_accel.launch.handle import RunHandle
 from notebook_accel.launch.plan import LaunchPlan, plan
 from notebook_accel.launch.result import RunResult
@@ -133,7 +133,9 @@ def notebook_launcher(
     def go(handle: RunHandle | None = None) -> RunResult:
         return _attempts(order, sinks, max_restarts, handle)
 
-    return go() if block else RunHandle(go)
+    if block:
+        return failure.without_our_frames(go)
+    return RunHandle(go)
 
 
 def debug_launcher(

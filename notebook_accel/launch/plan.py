@@ -66,6 +66,9 @@ def plan(
             notes.append(f"{_have(chosen)}: {num_ranks} ranks run on the CPU")
         chosen = []
     used = chosen[:num_ranks]
+    if not used and num_ranks > num_cores:
+        cores = f"{num_cores} core{'s' if num_cores > 1 else ''}"
+        notes.append(f"{num_ranks} ranks share {cores}: they take turns")
     return LaunchPlan(
         _placements(used, num_ranks, node_rank, num_nodes),
         max(1, num_cores // num_ranks),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,13 @@ def _check_function(function: Any) -> None:
             "writing main() calls the function here and passes on what it returned",
             "pass the function itself: notebook_launcher(main), not notebook_launcher(main())",
         )
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(function, torch.nn.Module):
+        raise ConfigError(
+            f"the function to launch is a model ({type(function).__name__})",
+            "writing main() calls the function here and passes on the model that it returned",
+            "pass the function itself: notebook_launcher(main), not notebook_launcher(main())",
+        )
     if not callable(function):
         raise ConfigError(
             f"the function to launch is {_a(function)}, which cannot be called",
@@ -80,6 +88,8 @@ def _check_args(name: str, args: Any) -> None:
         plain = isinstance(args, (int, float, str, bool, type(None))) and len(repr(args)) < 40
         shown = repr(args) if plain else "x"
         fix = f"write notebook_launcher({name}, args=({shown},)), with the comma"
+        if isinstance(args, int) and not isinstance(args, bool):
+            fix += f"; or num_processes={args}, if you meant the number of processes"
     raise ConfigError(f"args is {_a(args)}", "args is a tuple or a list, one item an argument", fix)
 
 

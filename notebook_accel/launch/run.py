@@ -191,11 +191,7 @@ class Run:
     def _read_out(self, supervisor: Supervisor, lanes: list[Lane], took_s: float) -> RunResult:
         ranks = supervisor.ranks
         reason = supervisor.ending.reason if supervisor.ending is not None else ""
-        if reason == "failure":
-            raise verdict.blame(ranks, self._exception_of(ranks))
-        if reason == "stuck":
-            raise verdict.stuck(ranks)
-        values = [self._value(state) for state in ranks]
+        values = [self._value(state, needed=not reason) for state in ranks]
         stopped = bool(reason) or any(s.returned is not None and s.returned.stopped for s in ranks)
         result = RunResult(
             [
@@ -210,21 +206,34 @@ class Run:
             stopped,
             _salvaged(ranks, values),
         )
-        if reason == "timeout":
-            assert self.order.timeout_s is not None
-            error = verdict.timed_out(self.order.timeout_s, ranks, supervisor.stacks)
-            error.result = result  # type: ignore[attr-defined]
-            raise error
-        if reason == "interrupt" and self.order.on_interrupt == "raise":
+        if reason == "interrupt":
+            if self.order.on_interrupt == "return":
+                return result
             raise RunInterrupted(_how_it_stopped(ranks), result)
+        if reason:
+            error = self._error(reason, supervisor)
+            if isinstance(error, LaunchError):
+                error.result = result
+            raise error
         return result
 
-    def _value(self, state: RankState) -> Any:
+    def _error(self, reason: str, supervisor: Supervisor) -> BaseException:
+        ranks = supervisor.ranks
+        if reason == "stuck":
+            return verdict.stuck(ranks)
+        if reason == "timeout":
+            assert self.order.timeout_s is not None
+            return verdict.timed_out(self.order.timeout_s, ranks, supervisor.stacks)
+        return verdict.blame(ranks, self._exception_of(ranks))
+
+    def _value(self, state: RankState, needed: bool) -> Any:
         if state.returned is None:
             return None
         try:
             return wire.read(state.lane.result, self._classes)
         except Exception as error:
+            if not needed:  # the run has ended badly already, and that is what must be told
+                return None
             raise LaunchError(
                 f"what rank {state.rank} returned could not be read here: {error!r}",
                 "it was pickled in the worker and must be unpickled in the notebook",
@@ -255,7 +264,10 @@ def _how_it_stopped(ranks: list[RankState]) -> str:
     at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     killed = [state.rank for state in ranks if state.we_killed and not state.reported]
     how = f"; ranks {killed} had to be killed" if killed else ""
-    return f"the run was stopped at {at}{how}; the partial result is in this exception's .result"
+    return (
+        f"the run was stopped at {at}{how}; this exception's .result (sys.last_value.result in "
+        "the next cell) has the curve, and in .salvaged the models of rank 0"
+    )
 
 
 # ── the rendezvous ────────────────────────────────────────────────────────────────────────────

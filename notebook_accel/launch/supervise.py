@@ -293,9 +293,9 @@ class Supervisor:
             and code
             and not state.we_killed
         ):
-            note = f"note: rank {rank} returned, then its process ended with code {code}\n"
+            note = f"note: rank {state.rank} returned, then its process ended with code {code}\n"
             self._emit(Output(rank, "stderr", note, announced=True))
-        self._emit(Exited(rank, code))
+        self._emit(Exited(rank, code, state.we_killed))
         self._rewatch_crew()
 
     def _rewatch_crew(self) -> None:
@@ -340,7 +340,9 @@ class Supervisor:
             self._descend(self.ending, now)
         for rank, state in enumerate(self.ranks):
             if state.reported and state.code is None and now >= state.reported_at + EXIT_S:
-                note = f"note: rank {rank} was ended: its exit functions took {EXIT_S:.0f} s\n"
+                note = (
+                    f"note: rank {state.rank} was ended: its exit functions took {EXIT_S:.0f} s\n"
+                )
                 if not state.we_killed:
                     self._emit(Output(rank, "stderr", note, announced=True))
                 self._kill_rank(rank)

@@ -134,8 +134,9 @@ def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
         what = "the ranks wait for each other in different places: "
         places = [f"rank {state.rank}{_in(state)}" for state in ranks]
         fix = (
-            "let every rank call it: take it out of `if accelerator.is_main_process`, "
-            "and let all ranks take the same number of steps"
+            "let every rank call it: take it out of `if accelerator.is_main_process`; "
+            "where one rank leaves a loop early (break, continue), let all ranks take the same "
+            "number of steps"
         )
     return RanksStuck(
         what + ", ".join(places),

@@ -281,6 +281,19 @@ def parts_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return parts | {f"the global variable {name}": value for name, value in used.items()}
 
 
+def culprit(value: Any, path: str = "") -> tuple[str, Any]:
+    """Find the innermost part of ``value`` that cannot be pickled; give its index path and it."""
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        parts = list(value.items())
+    elif isinstance(value, (tuple, list)):
+        parts = list(enumerate(value))
+    for key, part in parts:
+        if not travels(part):
+            return culprit(part, f"{path}[{key!r}]")
+    return path, value
+
+
 def _describe(value: Any) -> str:
     size = getattr(value, "nbytes", None)
     size = sys.getsizeof(value, 0) if not isinstance(size, int) else size

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from notebook_accel.errors import LaunchError, StopRun
+from notebook_accel.errors import Explained, LaunchError, StopRun
 from notebook_accel.events import context
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.model import Returned, Started
@@ -252,11 +252,15 @@ def _report_value(seat: Seat, emitter: Emitter, call: Call, value: Any) -> None:
     try:
         encoder.dump(value)
     except Exception as reason:
+        path, part = wire.culprit(value)
+        where = f" at {path}" if path else ""
         raise LaunchError(
-            f"what rank {seat.placement.rank} returned ({type(value).__name__}) cannot travel "
-            f"to the notebook: {reason}",
+            f"what rank {seat.placement.rank} returned{where} ({type(part).__name__}) cannot "
+            f"travel to the notebook: {reason.what if isinstance(reason, Explained) else reason}",
             "a worker is another process, and results cross pickled",
-            "return tensors, modules, numbers, strings and containers of them",
+            reason.fix
+            if isinstance(reason, Explained)
+            else "return tensors, modules, numbers, strings and containers of them",
         ) from reason
     emitter.send(Returned(emitter.rank, wire.write(seat.result, encoder)))
 

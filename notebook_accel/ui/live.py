@@ -80,7 +80,8 @@ class LiveView:
         elif isinstance(event, Failed) and not event.is_comm:
             self._endings[event.rank] = f"rank {event.rank} raised {event.type_name}"
         elif isinstance(event, Exited) and event.code != 0:
-            self._endings.setdefault(event.rank, f"rank {event.rank} {_how_it_left(event.code)}")
+            left = "stopped" if event.by_us else f"rank {event.rank} {_how_it_left(event.code)}"
+            self._endings.setdefault(event.rank, left)
 
     def tick(self) -> None:
         """Refresh what is due."""

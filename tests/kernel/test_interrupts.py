@@ -79,7 +79,7 @@ def test_interrupts_at_random_moments_stop_all_ranks_at_the_same_step(kernel, tm
         )
         assert reply.error == "RunInterrupted"
         assert f"the run was stopped at step {step}" in reply.traceback, (step, reply.traceback)
-        assert "the partial result is in this exception's .result" in reply.traceback
+        assert "(sys.last_value.result in the next cell) has the curve" in reply.traceback
     check_aftermath(kernel, [])
 
 

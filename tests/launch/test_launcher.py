@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -268,8 +269,14 @@ def test_a_prepared_model_and_optimizer_come_back_as_the_plain_ones() -> None:
 
 
 def test_a_result_that_cannot_travel_is_an_error_that_names_it() -> None:
-    with pytest.raises(LaunchError, match=r"what rank 0 returned \(lock\) cannot travel"):
-        cpu(threading.Lock, (), 1)
+    def main() -> Any:
+        print("trained for hours")
+        return {"model": nn.Linear(1, 1), "more": [1, threading.Lock()]}
+
+    words = r"what rank 0 returned at \['more'\]\[1\] \(lock\) cannot travel"
+    with pytest.raises(LaunchError, match=words) as caught:
+        cpu(main, (), 1)
+    assert caught.value.result.logs == ["trained for hours\n"]  # nothing else is lost
 
 
 def test_the_result_has_the_curve_the_output_and_a_short_repr() -> None:
@@ -368,10 +375,13 @@ def test_the_cell_gets_the_users_own_exception_from_the_right_rank(
         cpu(main, (), 2, start_method=start_method)
     error = caught.value
     assert error.code == 7
-    assert "raised in rank 1" in error.__notes__[0]
-    assert "raise Refused(7" in error.__notes__[0]
-    assert "peer" not in str(error.__notes__)
+    assert error.__notes__[0].startswith("raised in rank 1, File ")
+    assert "test_launcher.py:" in error.__notes__[0]
     assert 'raise Refused(7, "disk")' in str(error.__cause__)
+    assert "peer" not in str(error.__cause__)
+    told = "".join(traceback.format_exception(error))
+    assert told.count('raise Refused(7, "disk")') == 1
+    assert "supervise.py" not in told
 
 
 def test_the_right_rank_is_blamed_every_time_while_others_sit_in_a_collective() -> None:
@@ -384,7 +394,7 @@ def test_the_right_rank_is_blamed_every_time_while_others_sit_in_a_collective() 
     for _ in range(5):
         with pytest.raises(ValueError, match="mine") as caught:
             cpu(main, (), 4)
-        assert "raised in rank 2," in caught.value.__notes__[0]
+        assert "raised in rank 2, " in caught.value.__notes__[0]
 
 
 def test_the_same_failure_of_all_ranks_is_told_once() -> None:

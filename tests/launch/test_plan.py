@@ -157,3 +157,8 @@ def test_a_machine_number_out_of_range_is_refused() -> None:
 @pytest.mark.parametrize(("cores", "ranks", "threads"), [(2, 8, 1), (8, 2, 4), (7, 2, 3)])
 def test_cores_are_shared_between_the_local_ranks(cores: int, ranks: int, threads: int) -> None:
     assert plan(ranks, "cpu", [], cores).num_threads == threads
+
+
+def test_more_cpu_ranks_than_cores_are_told_to_take_turns() -> None:
+    assert plan(8, "cpu", [], 2).notes == ("8 ranks share 2 cores: they take turns",)
+    assert plan(2, "cpu", [], 2).notes == ()

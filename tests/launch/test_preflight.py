@@ -143,3 +143,18 @@ def test_a_launch_inside_a_worker_is_refused() -> None:
         copy_context().run(inside_a_worker)
     assert caught.value.what == "rank 1 of a run tried to launch another run"
     assert "from the next cell" in caught.value.fix
+
+
+def test_a_model_given_for_the_function_is_taken_for_a_call_too_many() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(
+        ConfigError, match=r"the function to launch is a model \(Linear\)"
+    ) as caught:
+        check_call(torch.nn.Linear(1, 1))
+    assert "not notebook_launcher(main())" in caught.value.fix
+
+
+def test_a_bare_number_for_args_may_have_been_the_number_of_processes() -> None:
+    with pytest.raises(ConfigError, match="args is an int") as caught:
+        check_call(lambda x: x, 2)
+    assert "or num_processes=2, if you meant the number of processes" in caught.value.fix
