@@ -77,7 +77,7 @@ def test_async_and_generator_functions_run_nothing() -> None:
 @pytest.mark.parametrize(
     ("args", "fix"),
     [
-        (5, "write notebook_launcher(train, args=(5,)), with the comma"),
+        (5.0, "write notebook_launcher(train, args=(5.0,)), with the comma"),
         ("abc", "write notebook_launcher(train, args=('abc',)), with the comma"),
         (None, "write notebook_launcher(train, args=(None,)), with the comma"),
         (object(), "write notebook_launcher(train, args=(x,)), with the comma"),
