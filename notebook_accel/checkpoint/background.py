@@ -38,9 +38,9 @@ class Background:
         error, self._error = self._error, None
         if error is not None:
             raise CheckpointError(
-                f"The last checkpoint was not written: {type(error).__name__}: {error}.",
-                "it was written in the background (async_save=True), while training went on.",
-                "free space or fix the path and save again; earlier checkpoints are untouched.",
+                f"the last checkpoint was not written: {type(error).__name__}: {error}",
+                "it was written in the background (async_save=True), while training went on",
+                "free space or fix the path and save again; earlier checkpoints are untouched",
             ) from error
 
     def _run(self, job: Callable[[], None]) -> None:

@@ -96,10 +96,10 @@ def read(folder: Path) -> Manifest | None:
     """
     if not folder.is_dir():
         raise CheckpointError(
-            f"There is no checkpoint folder {folder}.",
-            "nothing was saved there, or not on this machine.",
+            f"there is no checkpoint folder {folder}",
+            "nothing was saved there, or not on this machine",
             "check the path; where machines share no disk, save with "
-            "ProjectConfiguration(save_on_each_node=True).",
+            "ProjectConfiguration(save_on_each_node=True)",
         )
     manifest = _read(folder / NAME)
     if manifest is None:
@@ -107,9 +107,9 @@ def read(folder: Path) -> Manifest | None:
             raise _incomplete(folder, f"it has no {NAME}, which is written last")
         if not _holds_any(folder, FOREIGN):
             raise CheckpointError(
-                f"{folder} holds no checkpoint.",
-                f"it has no {NAME} and none of the files that save_state() writes.",
-                "give the folder that save_state() returned.",
+                f"{folder} holds no checkpoint",
+                f"it has no {NAME} and none of the files that save_state() writes",
+                "give the folder that save_state() returned",
             )
         return None
     for name, size in manifest.files.items():
@@ -132,9 +132,9 @@ def is_complete(folder: Path) -> bool:
 
 def _incomplete(folder: Path, why: str) -> CheckpointError:
     return CheckpointError(
-        f"The checkpoint {folder} is incomplete: {why}.",
-        "a save was killed before its end, or files were removed or cut off later.",
-        "load an earlier checkpoint, and delete this folder.",
+        f"the checkpoint {folder} is incomplete: {why}",
+        "a save was killed before its end, or files were removed or cut off later",
+        "load an earlier checkpoint, and delete this folder",
     )
 
 
@@ -147,14 +147,14 @@ def _read(path: Path) -> Manifest | None:
         return None
     except (ValueError, TypeError, AttributeError) as reason:
         raise CheckpointError(
-            f"{path} cannot be read: {reason}.",
-            "it was written by hand, or damaged.",
-            "load another checkpoint.",
+            f"{path} cannot be read: {reason}",
+            "it was written by hand, or damaged",
+            "load another checkpoint",
         ) from reason
     raise CheckpointError(
-        f"{path} has format {found['format']}; this version reads up to {FORMAT}.",
-        f"it was written by a newer version ({found.get('written_by')}).",
-        "update notebook_accel.",
+        f"{path} has format {found['format']}; this version reads up to {FORMAT}",
+        f"it was written by a newer version ({found.get('written_by')})",
+        "update notebook_accel",
     )
 
 

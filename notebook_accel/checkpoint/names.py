@@ -52,9 +52,9 @@ def load_plain(model: nn.Module, state: Mapping[str, Any], strict: bool = True) 
         result = model.load_state_dict(fitting, strict=strict)
     except RuntimeError as reason:
         raise CheckpointError(
-            f"The saved weights do not fit {type(_innermost(model)).__name__}.",
+            f"the saved weights do not fit {type(_innermost(model)).__name__}",
             " ".join(str(reason).split()),
-            "build the model as it was when it was saved, or pass strict=False.",
+            "build the model as it was when it was saved, or pass strict=False",
         ) from reason
     return list(result.missing_keys)
 

@@ -40,9 +40,9 @@ def newest(root: Path, say: bool = True) -> Path:
                 stacklevel=3,
             )
     raise CheckpointError(
-        f"There is no complete checkpoint under {root}.",
-        "load_state() without a folder loads the newest one that automatic naming wrote there.",
-        "call save_state() first, or give load_state the folder of a checkpoint.",
+        f"there is no complete checkpoint under {root}",
+        "load_state() without a folder loads the newest one that automatic naming wrote there",
+        "call save_state() first, or give load_state the folder of a checkpoint",
     )
 
 
@@ -53,10 +53,10 @@ def refuse_overwriting(folder: Path) -> None:
     """
     if folder.is_dir() and is_complete(folder):
         raise CheckpointError(
-            f"{folder} exists already.",
-            "an earlier run saved under this number, and its checkpoint would be lost.",
+            f"{folder} exists already",
+            "an earlier run saved under this number, and its checkpoint would be lost",
             "call load_state() to continue that run, set ProjectConfiguration(iteration=...) "
-            "behind its numbers, or use another project_dir.",
+            "behind its numbers, or use another project_dir",
         )
 
 

@@ -35,15 +35,15 @@ def load_pickled(path: Path, trusted: bool = False, **load_kwargs: Any) -> Any:
         words = " ".join(str(reason).split())
         if is_new and isinstance(reason, pickle.UnpicklingError):
             raise CheckpointError(
-                f"{path} holds more than plain data, and reading it could run code.",
+                f"{path} holds more than plain data, and reading it could run code",
                 words.partition("WeightsUnpickler error: ")[2][:150] or words[:150],
                 "if you trust its source: torch.load(file, weights_only=False), or "
-                'load_state(..., load_kwargs={"weights_only": False}).',
+                'load_state(..., load_kwargs={"weights_only": False})',
             ) from reason
         raise CheckpointError(
-            f"{path} cannot be read: {words[:150]}.",
-            "it is absent, damaged, or was not written by torch.save.",
-            "load another checkpoint.",
+            f"{path} cannot be read: {words[:150]}",
+            "it is absent, damaged, or was not written by torch.save",
+            "load another checkpoint",
         ) from reason
 
 

@@ -150,9 +150,9 @@ class Checkpoint:
             if self.has(name):
                 return weights.read(self.path(name))
         raise CheckpointError(
-            f"{self.folder} has no weights for model {index} (counted from 0).",
-            "fewer models were prepared when it was saved, or a hook took over saving them.",
-            "prepare the same models as then, or register the load hook that goes with the hook.",
+            f"{self.folder} has no weights for model {index} (counted from 0)",
+            "fewer models were prepared when it was saved, or a hook took over saving them",
+            "prepare the same models as then, or register the load hook that goes with the hook",
         )
 
     def shared(self, field: str, wanted: int, **load_kwargs: Any) -> list[Any]:
@@ -163,9 +163,9 @@ class Checkpoint:
         found = [load_pickled(self.path(name), **load_kwargs) for name in self._files(field)]
         if len(found) != wanted:
             raise CheckpointError(
-                f"{self.folder} holds {len(found)} {field}; this run prepared {wanted}.",
-                "states are matched by their order in prepare().",
-                f"prepare the same {field} as when it was saved, in the same order.",
+                f"{self.folder} holds {len(found)} {field}; this run prepared {wanted}",
+                "states are matched by their order in prepare()",
+                f"prepare the same {field} as when it was saved, in the same order",
             )
         return found
 
@@ -207,9 +207,9 @@ class Checkpoint:
         if len(names) != wanted:
             raise CheckpointError(
                 f"{self.folder} holds {len(names)} registered objects; this run registered "
-                f"{wanted}.",
-                "they are matched by their order in register_for_checkpointing().",
-                "register the same objects as when it was saved, in the same order.",
+                f"{wanted}",
+                "they are matched by their order in register_for_checkpointing()",
+                "register the same objects as when it was saved, in the same order",
             )
         mine = {} if own is None else own.get("custom", {})
         for i, name in enumerate(names):

@@ -78,9 +78,9 @@ def read(path: Path) -> dict[str, Any]:
             return load_file(path)
         except (SafetensorError, OSError) as reason:
             raise CheckpointError(
-                f"{path} cannot be read: {reason}.",
-                "it is absent, damaged, or not a safetensors file.",
-                "load another checkpoint.",
+                f"{path} cannot be read: {reason}",
+                "it is absent, damaged, or not a safetensors file",
+                "load another checkpoint",
             ) from reason
     found: dict[str, Any] = load_pickled(path)
     return found
@@ -110,9 +110,9 @@ def export(state: Mapping[str, Any], folder: Path, max_shard_size: int | str, sa
     """
     if folder.is_file():
         raise CheckpointError(
-            f"{folder} is a file.",
-            "save_model() writes its files into a folder.",
-            "give a folder; accelerator.save(state, file) writes one file.",
+            f"{folder} is a file",
+            "save_model() writes its files into a folder",
+            "give a folder; accelerator.save(state, file) writes one file",
         )
     folder.mkdir(parents=True, exist_ok=True)
     stem, end = (SAFE, SAFE_END) if safe else (UNSAFE, UNSAFE_END)
@@ -176,9 +176,9 @@ def num_bytes(size: int | str) -> int:
     unit = (_UNITS | _BINARY_UNITS).get(match[2]) if match else None
     if match is None or unit is None or float(match[1]) * unit < 1:
         raise ConfigError(
-            f"max_shard_size={size!r} is not a size.",
-            "it is a number of bytes, with a unit or without.",
-            'write for example max_shard_size="5GB" (or "5GiB").',
+            f"max_shard_size={size!r} is not a size",
+            "it is a number of bytes, with a unit or without",
+            'write for example max_shard_size="5GB" (or "5GiB")',
         )
     return int(float(match[1]) * unit)
 
@@ -215,14 +215,14 @@ def _not_safe(name: str, value: Any) -> CheckpointError:
         what = f"a {value.dtype} tensor ({value.layout})"
     if isinstance(value, Tensor) and value.is_meta:
         return CheckpointError(
-            f"{name!r} is on the meta device: it has no values.",
-            "the model was built without its weights.",
-            "load its weights, or leave it out, before saving.",
+            f"{name!r} is on the meta device: it has no values",
+            "the model was built without its weights",
+            "load its weights, or leave it out, before saving",
         )
     return CheckpointError(
-        f"{name!r} is {what}, which a safetensors file cannot hold.",
-        "safetensors knows dense tensors of real numbers only.",
-        "pass safe_serialization=False to write the file by torch.save.",
+        f"{name!r} is {what}, which a safetensors file cannot hold",
+        "safetensors knows dense tensors of real numbers only",
+        "pass safe_serialization=False to write the file by torch.save",
     )
 
 
@@ -257,7 +257,7 @@ def _read_folder(folder: Path) -> dict[str, Any]:
         elif (folder / f"{stem}{end}").exists():
             return read(folder / f"{stem}{end}")
     raise CheckpointError(
-        f"{folder} holds no weights.",
-        f"neither {SAFE}{SAFE_END}, {UNSAFE}{UNSAFE_END} nor an index of shards is there.",
-        "give a folder written by save_model() or save_state(), or the file itself.",
+        f"{folder} holds no weights",
+        f"neither {SAFE}{SAFE_END}, {UNSAFE}{UNSAFE_END} nor an index of shards is there",
+        "give a folder written by save_model() or save_state(), or the file itself",
     )

@@ -58,9 +58,9 @@ WHAT_BRINGS = {name: what for what, names in _COMING.items() for name in names.s
 def not_here(name: str) -> NotHere:
     """Give the error for a name of Accelerate that comes later."""
     return NotHere(
-        f"{name} is not here yet.",
-        f"it comes with {WHAT_BRINGS.get(name, STRATEGIES)}, which is not built yet.",
-        "train on one device or with data parallelism, which need none of it.",
+        f"{name} is not here yet",
+        f"it comes with {WHAT_BRINGS.get(name, STRATEGIES)}, which is not built yet",
+        "train on one device or with data parallelism, which need none of it",
     )
 
 
@@ -72,7 +72,7 @@ def refuse_absent(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise NotHere(
-                f"Accelerator({name}={value!r}) asks for what is not here yet.",
-                f"it comes with {STRATEGIES}, which is not built yet.",
-                f"leave {name} out: several ranks train by data parallelism.",
+                f"Accelerator({name}={value!r}) asks for what is not here yet",
+                f"it comes with {STRATEGIES}, which is not built yet",
+                f"leave {name} out: several ranks train by data parallelism",
             )

@@ -50,8 +50,8 @@ def chosen_accumulation(
         return replace(plugin, num_steps=steps)
     if accumulation_steps(steps, {}) not in (1, plugin.num_steps):
         raise ConfigError(
-            f"gradient_accumulation_steps={steps} and a plugin with num_steps={plugin.num_steps}.",
-            "both say how many micro-batches make one optimizer step.",
-            "leave gradient_accumulation_steps out; the plugin's number counts.",
+            f"gradient_accumulation_steps={steps} and a plugin with num_steps={plugin.num_steps}",
+            "both say how many micro-batches make one optimizer step",
+            "leave gradient_accumulation_steps out; the plugin's number counts",
         )
     return plugin

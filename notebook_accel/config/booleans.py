@@ -19,7 +19,7 @@ def read_boolean(value: str | bool | int, name: str = "the value") -> bool:
     if word in NO:
         return False
     raise ConfigError(
-        f"{name} is {value!r}, which is neither yes nor no.",
-        "yes is one of " + ", ".join(sorted(YES)) + "; no is one of " + ", ".join(sorted(NO)) + ".",
-        'write "1" or "0".',
+        f"{name} is {value!r}, which is neither yes nor no",
+        "yes is one of " + ", ".join(sorted(YES)) + "; no is one of " + ", ".join(sorted(NO)),
+        'write "1" or "0"',
     )

@@ -75,9 +75,9 @@ def chosen_plugin(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamo
         return TorchDynamoPlugin(backend=backend)
     if backend is not None:
         raise ConfigError(
-            f"dynamo_backend={backend!r} and dynamo_plugin are both given.",
-            "both name the compiler's backend, and nobody could say which of them counts.",
-            "write TorchDynamoPlugin(backend=...) and leave dynamo_backend out.",
+            f"dynamo_backend={backend!r} and dynamo_plugin are both given",
+            "both name the compiler's backend, and nobody could say which of them counts",
+            "write TorchDynamoPlugin(backend=...) and leave dynamo_backend out",
         )
     return plugin
 
@@ -86,9 +86,9 @@ def _backend(value: Any) -> Any:
     word = str(getattr(value, "value", value)).strip()
     if not word:
         raise ConfigError(
-            "The compiler's backend is an empty word.",
-            "torch.compile needs to know which backend compiles.",
-            'write dynamo_backend="inductor", or leave it out for no compilation.',
+            "the compiler's backend is an empty word",
+            "torch.compile needs to know which backend compiles",
+            'write dynamo_backend="inductor", or leave it out for no compilation',
         )
     return DynamoBackend(word.upper()) if word.upper() in DynamoBackend else word
 

@@ -50,9 +50,9 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
             value = int(word)
         except ValueError:
             raise ConfigError(
-                f"The environment variable {key} is {word!r}.",
-                "it counts something, and that is no whole number.",
-                f"set {key} to a number, or unset it.",
+                f"the environment variable {key} is {word!r}",
+                "it counts something, and that is no whole number",
+                f"set {key} to a number, or unset it",
             ) from None
         if value >= 0:
             return value

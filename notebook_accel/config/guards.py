@@ -69,8 +69,8 @@ def _known(names: list[str] | tuple[str, ...]) -> set[str]:
     for name in names:
         if name not in NAMES:
             raise ConfigError(
-                f"there is no guard rail {name!r}.",
-                "they are: " + ", ".join(NAMES) + ".",
-                f'write without_guards("plain-gather"), or {VARIABLE}="-plain-gather".',
+                f"there is no guard rail {name!r}",
+                "they are: " + ", ".join(NAMES),
+                f'write without_guards("plain-gather"), or {VARIABLE}="-plain-gather"',
             )
     return set(names)

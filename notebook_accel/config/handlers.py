@@ -172,15 +172,15 @@ class Handlers:
             one = adopt(given, kinds.get(type(given).__name__, KwargsHandler))
             if not isinstance(one, KwargsHandler):
                 raise ConfigError(
-                    f"kwargs_handlers has {one!r}, which is no handler.",
+                    f"kwargs_handlers has {one!r}, which is no handler",
                     "each entry is a KwargsHandler: AutocastKwargs, GradScalerKwargs, ...",
-                    "write kwargs_handlers=[DistributedDataParallelKwargs(...)].",
+                    "write kwargs_handlers=[DistributedDataParallelKwargs(...)]",
                 )
             if type(one) in found:
                 raise ConfigError(
-                    f"kwargs_handlers has two {type(one).__name__}.",
-                    "nobody could say which of them counts.",
-                    "put the settings of both into one.",
+                    f"kwargs_handlers has two {type(one).__name__}",
+                    "nobody could say which of them counts",
+                    "put the settings of both into one",
                 )
             found[type(one)] = one
         return Handlers(tuple(found.values()))
@@ -207,9 +207,9 @@ class Handlers:
             return given
         if given is not None:
             raise ConfigError(
-                f"strategy={given!r} and DistributedDataParallelKwargs are both given.",
-                "both say how gradients meet, and nobody could say which of them counts.",
-                "write the settings into strategy=DDP(...), or leave strategy out.",
+                f"strategy={given!r} and DistributedDataParallelKwargs are both given",
+                "both say how gradients meet, and nobody could say which of them counts",
+                "write the settings into strategy=DDP(...), or leave strategy out",
             )
         return ddp.to_wish()
 
@@ -221,14 +221,14 @@ def _duration(value: Any) -> timedelta | None:
         duration = timedelta(seconds=value)
     else:
         raise ConfigError(
-            f"timeout={value!r} is a {type(value).__name__}.",
-            "a collective that waits longer than this time ends the run.",
-            "write a number of seconds, or datetime.timedelta(minutes=30).",
+            f"timeout={value!r} is a {type(value).__name__}",
+            "a collective that waits longer than this time ends the run",
+            "write a number of seconds, or datetime.timedelta(minutes=30)",
         )
     if duration is not None and duration <= timedelta(0):
         raise ConfigError(
-            f"timeout={value!r} is not above zero.",
-            "a collective that waits longer than this time ends the run.",
-            "write a number of seconds, or datetime.timedelta(minutes=30).",
+            f"timeout={value!r} is not above zero",
+            "a collective that waits longer than this time ends the run",
+            "write a number of seconds, or datetime.timedelta(minutes=30)",
         )
     return duration

@@ -92,9 +92,9 @@ def compare_versions(library_or_version: str, operation: str, requirement_versio
     """
     if operation not in _COMPARE:
         raise ConfigError(
-            f"compare_versions got {operation!r}.",
-            "versions can be compared by " + ", ".join(_COMPARE) + ".",
-            f'write compare_versions({library_or_version!r}, ">=", {requirement_version!r}).',
+            f"compare_versions got {operation!r}",
+            "versions can be compared by " + ", ".join(_COMPARE),
+            f'write compare_versions({library_or_version!r}, ">=", {requirement_version!r})',
         )
     from packaging.version import parse
 

@@ -42,9 +42,9 @@ class DataLoaderConfiguration:
             isinstance(self.data_seed, bool) or not isinstance(self.data_seed, int)
         ):
             raise ConfigError(
-                f"data_seed={self.data_seed!r} is not a whole number.",
-                "the shuffled order of each epoch is computed from it.",
-                "write data_seed=42, or leave it out.",
+                f"data_seed={self.data_seed!r} is not a whole number",
+                "the shuffled order of each epoch is computed from it",
+                "write data_seed=42, or leave it out",
             )
 
 

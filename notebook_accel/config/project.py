@@ -30,9 +30,9 @@ class ProjectConfiguration:
     def __post_init__(self) -> None:
         if self.total_limit is not None and self.total_limit < 1:
             raise ConfigError(
-                f"total_limit={self.total_limit} keeps no checkpoint.",
-                "it is how many checkpoints of automatic naming stay on disk.",
-                "write total_limit=1 to keep the newest only, or None to keep all.",
+                f"total_limit={self.total_limit} keeps no checkpoint",
+                "it is how many checkpoints of automatic naming stay on disk",
+                "write total_limit=1 to keep the newest only, or None to keep all",
             )
         self.set_directories(self.project_dir)
 

@@ -25,9 +25,9 @@ def mixed_precision(
     name = "no" if value is None else str(getattr(value, "value", value)).lower()
     if name not in PRECISIONS:
         raise ConfigError(
-            f"mixed_precision={value!r} ({source}) is unknown.",
-            "forward passes can run in: " + ", ".join(PRECISIONS) + ".",
-            'write mixed_precision="bf16", or leave it out for full precision.',
+            f"mixed_precision={value!r} ({source}) is unknown",
+            "forward passes can run in: " + ", ".join(PRECISIONS),
+            'write mixed_precision="bf16", or leave it out for full precision',
         )
     return name
 
@@ -47,9 +47,9 @@ def accumulation_steps(
         steps, whole = 0, False
     if not whole or steps < 1:
         raise ConfigError(
-            f"gradient_accumulation_steps={value!r} ({source}) cannot be.",
+            f"gradient_accumulation_steps={value!r} ({source}) cannot be",
             "it is the number of micro-batches whose gradients make one optimizer step: 1, 2, ...",
-            "write gradient_accumulation_steps=1 for no accumulation.",
+            "write gradient_accumulation_steps=1 for no accumulation",
         )
     return steps
 

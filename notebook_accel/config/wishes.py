@@ -69,8 +69,8 @@ def choose(value: Any, name: str, choices: Iterable[str]) -> str:
     word = str(getattr(value, "value", value)).lower()
     if word not in choices:
         raise ConfigError(
-            f"{name}={value!r} is unknown.",
-            "it can be: " + ", ".join(choices) + ".",
-            f'write {name}="bf16", or leave it out.',
+            f"{name}={value!r} is unknown",
+            "it can be: " + ", ".join(choices),
+            f'write {name}="bf16", or leave it out',
         )
     return word

@@ -29,10 +29,10 @@ def check_alike(
         return
     brought = ", ".join(f"rank {rank} {_words(one)}" for rank, one in enumerate(every))
     raise DistributedOperationException(
-        f"{operation} got tensors that do not fit together: {brought}.",
+        f"{operation} got tensors that do not fit together: {brought}",
         "a collective needs the same number of tensors, of the same shapes and dtypes, from every "
-        "rank.",
-        "use pad_across_processes before, or gather_for_metrics for a shorter last batch.",
+        "rank",
+        "use pad_across_processes before, or gather_for_metrics for a shorter last batch",
     )
 
 

@@ -112,9 +112,9 @@ def reduce(tree: Any, world: World, reduction: str = "sum", scale: float = 1.0) 
     """
     if reduction not in REDUCTIONS:
         raise ConfigError(
-            f"reduction={reduction!r} is unknown.",
-            "tensors can be combined over ranks by: " + ", ".join(REDUCTIONS) + ".",
-            'write reduction="sum" or reduction="mean".',
+            f"reduction={reduction!r} is unknown",
+            "tensors can be combined over ranks by: " + ", ".join(REDUCTIONS),
+            'write reduction="sum" or reduction="mean"',
         )
     _check("reduce", tree, world)
     return map_tensors(lambda tensor: _reduce_tensor(tensor, world, reduction, scale), tree)

@@ -142,9 +142,9 @@ def pick_device_type(num_gpus: int, has_mps: bool, size: int, local_rank: int) -
     if num_gpus > 0:
         if local_rank >= num_gpus:
             raise ConfigError(
-                f"Local rank {local_rank} has no GPU: this machine shows {num_gpus}.",
-                "each rank needs a GPU of its own; nccl refuses to share one.",
-                f"start at most {num_gpus} ranks here, or use Accelerator(cpu=True).",
+                f"local rank {local_rank} has no GPU: this machine shows {num_gpus}",
+                "each rank needs a GPU of its own; nccl refuses to share one",
+                f"start at most {num_gpus} ranks here, or use Accelerator(cpu=True)",
             )
         return "cuda"
     return "mps" if has_mps and size == 1 else "cpu"

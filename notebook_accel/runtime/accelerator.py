@@ -195,9 +195,9 @@ class Accelerator(
             device_placement = [self.device_placement] * len(objects)
         if len(device_placement) != len(objects):
             raise ConfigError(
-                f"device_placement has {len(device_placement)} entries for {len(objects)} objects.",
-                "it says for each object of prepare() whether to move it to the device.",
-                "give one True or False an object, or leave it out.",
+                f"device_placement has {len(device_placement)} entries for {len(objects)} objects",
+                "it says for each object of prepare() whether to move it to the device",
+                "give one True or False an object, or leave it out",
             )
         dressed = self._wardrobe.dress(objects, device_placement)
         for one in dressed:

@@ -17,9 +17,9 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     """
     if args and isinstance(args[0], bool):
         raise ConfigError(
-            f"tqdm got {args[0]} as what to iterate.",
-            "its first argument is the iterable.",
-            f"write tqdm(iterable, main_process_only={args[0]}).",
+            f"tqdm got {args[0]} as what to iterate",
+            "its first argument is the iterable",
+            f"write tqdm(iterable, main_process_only={args[0]})",
         )
     from tqdm.auto import tqdm as bar
 

@@ -142,9 +142,9 @@ class Keeping:
         _refuse(load_model_func_kwargs, "load_state", ("strict",))
         if place not in PLACES:
             raise ConfigError(
-                f"map_location={place!r} is unknown.",
-                "states go to where their models and optimizers already are.",
-                'leave it out ("cpu" and "on_device" are accepted, for old scripts).',
+                f"map_location={place!r} is unknown",
+                "states go to where their models and optimizers already are",
+                'leave it out ("cpu" and "on_device" are accepted, for old scripts)',
             )
         self.wait_for_save()
         self._boundary()
@@ -219,9 +219,9 @@ class Keeping:
         ]
         if unfit:
             raise ConfigError(
-                f"register_for_checkpointing got {', '.join(unfit)}.",
-                "an object is saved by its state_dict() and restored by its load_state_dict().",
-                "give the class both methods, or register an object that holds its state.",
+                f"register_for_checkpointing got {', '.join(unfit)}",
+                "an object is saved by its state_dict() and restored by its load_state_dict()",
+                "give the class both methods, or register an object that holds its state",
             )
         self._registered += [(one, on_each_rank) for one in objects]
 
@@ -261,9 +261,9 @@ class Keeping:
             return None
         if config.project_dir is None:
             raise ConfigError(
-                "automatic_checkpoint_naming needs a project_dir.",
+                "automatic_checkpoint_naming needs a project_dir",
                 "checkpoints are written to project_dir/checkpoints/checkpoint_0, _1, ...",
-                "pass Accelerator(project_dir=...) or ProjectConfiguration(project_dir=...).",
+                "pass Accelerator(project_dir=...) or ProjectConfiguration(project_dir=...)",
             )
         return Path(config.project_dir) / "checkpoints"
 
@@ -301,10 +301,10 @@ def _behind(numbers: list[int]) -> list[int]:
 
 def _nowhere(method: str) -> ConfigError:
     return ConfigError(
-        f"{method}() got no folder.",
-        "only with automatic naming it knows one.",
+        f"{method}() got no folder",
+        "only with automatic naming it knows one",
         f'write {method}("path"), or set ProjectConfiguration(automatic_checkpoint_naming=True) '
-        "and a project_dir.",
+        "and a project_dir",
     )
 
 
@@ -312,7 +312,7 @@ def _refuse(given: dict[str, Any], method: str, known: tuple[str, ...]) -> None:
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(
-            f"{method}() got {', '.join(unknown)}.",
-            "this strategy's files need no such argument, and it would change nothing.",
-            "leave it out.",
+            f"{method}() got {', '.join(unknown)}",
+            "this strategy's files need no such argument, and it would change nothing",
+            "leave it out",
         )

@@ -36,9 +36,9 @@ class LocalSGD:
     ) -> None:
         if local_sgd_steps < 1:
             raise ConfigError(
-                f"local_sgd_steps={local_sgd_steps} cannot be.",
-                "it is how many steps ranks make between two averages of their parameters.",
-                "write local_sgd_steps=8.",
+                f"local_sgd_steps={local_sgd_steps} cannot be",
+                "it is how many steps ranks make between two averages of their parameters",
+                "write local_sgd_steps=8",
             )
         self.enabled = enabled and accelerator.num_processes > 1
         self.num_steps = 0

@@ -104,9 +104,9 @@ def find_executable_batch_size(
                 # Leaving this block drops the traceback, and with it all that its frames hold.
             size = less(size)
         raise RuntimeMisuse(
-            f"{_name(training)} ran out of memory at every batch size from {starting_batch_size}.",
-            "not even one sample fits beside the model and its optimizer.",
-            "use a smaller model or mixed_precision, or free what an earlier cell still holds.",
+            f"{_name(training)} ran out of memory at every batch size from {starting_batch_size}",
+            "not even one sample fits beside the model and its optimizer",
+            "use a smaller model or mixed_precision, or free what an earlier cell still holds",
         )
 
     return search

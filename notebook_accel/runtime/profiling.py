@@ -66,8 +66,8 @@ def _activity(name: str) -> Any:
     known = torch.profiler.ProfilerActivity.__members__
     if name.upper() not in known:
         raise ConfigError(
-            f"activities has {name!r}.",
-            "torch's profiler records: " + ", ".join(one.lower() for one in known) + ".",
-            'write activities=["cpu", "cuda"], or leave it out.',
+            f"activities has {name!r}",
+            "torch's profiler records: " + ", ".join(one.lower() for one in known),
+            'write activities=["cpu", "cuda"], or leave it out',
         )
     return known[name.upper()]

@@ -91,9 +91,9 @@ class Recording:
                 return tracker.tracker if unwrap else tracker  # type: ignore[attr-defined]
         names = ", ".join(tracker.name for tracker in self.trackers)
         raise ConfigError(
-            f"There is no tracker {name!r}.",
-            f"open trackers are: {names}." if names else "no tracker is open yet.",
-            f'write Accelerator(log_with="{name}"), then accelerator.init_trackers("project").',
+            f"there is no tracker {name!r}",
+            f"open trackers are: {names}" if names else "no tracker is open yet",
+            f'write Accelerator(log_with="{name}"), then accelerator.init_trackers("project")',
         )
 
     def log(
@@ -149,9 +149,9 @@ class Recording:
             person = sys._getframe(2)
             rails.warn(
                 "unopened-trackers",
-                "accelerator.log() before init_trackers(): the trackers of log_with get nothing.",
-                "a tracker opens its run when it knows the project.",
-                'call accelerator.init_trackers("project", config) before the loop.',
+                "accelerator.log() before init_trackers(): the trackers of log_with get nothing",
+                "a tracker opens its run when it knows the project",
+                'call accelerator.init_trackers("project", config) before the loop',
                 person.f_code.co_filename,
                 person.f_lineno,
             )

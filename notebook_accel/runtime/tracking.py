@@ -97,9 +97,9 @@ def filter_trackers(
                 chosen[name] = cls
             elif wish != "all":
                 raise ConfigError(
-                    f"log_with={name!r} needs a directory, and there is none.",
-                    "it writes files, and nobody said where.",
-                    'write Accelerator(log_with=..., project_dir="runs").',
+                    f"log_with={name!r} needs a directory, and there is none",
+                    "it writes files, and nobody said where",
+                    'write Accelerator(log_with=..., project_dir="runs")',
                 )
     return list(chosen.values())
 
@@ -122,9 +122,9 @@ def find_class(name: str) -> type[GeneralTracker]:
             check_complete(cls)
             return cls
     raise ConfigError(
-        f"log_with={name!r} is no tracker.",
-        "known are: " + ", ".join(known_trackers()) + ', and "all".',
-        "pass one of them, or a class of your own by register_tracker_class.",
+        f"log_with={name!r} is no tracker",
+        "known are: " + ", ".join(known_trackers()) + ', and "all"',
+        "pass one of them, or a class of your own by register_tracker_class",
     )
 
 

@@ -121,7 +121,7 @@ class Turns:
 def _check_index(index: int | None, size: int, decorator: str, name: str) -> None:
     if index is None or index < 0 or 1 < size <= index:
         raise ConfigError(
-            f"{decorator} got {name}={index!r}, and there are {size} ranks.",
-            "the function would run nowhere.",
-            f"write @accelerator.{decorator}({name}=0), or up to {size - 1}.",
+            f"{decorator} got {name}={index!r}, and there are {size} ranks",
+            "the function would run nowhere",
+            f"write @accelerator.{decorator}({name}=0), or up to {size - 1}",
         )

@@ -164,7 +164,7 @@ def refused(folder: Path) -> str:
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     said = refused(tmp_path / "absent")
-    assert "There is no checkpoint folder" in said and "save_on_each_node" in said
+    assert "there is no checkpoint folder" in said and "save_on_each_node" in said
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_an_error_in_the_background_comes_with_the_next_save(tmp_path: Path) -> 
     accelerator.save_state(tmp_path / "good")
     (tmp_path / "bad" / "checkpoint.json").mkdir(parents=True)  # cannot be replaced by a file
     accelerator.save_state(tmp_path / "bad", async_save=True)
-    with pytest.raises(CheckpointError, match="The last checkpoint was not written") as caught:
+    with pytest.raises(CheckpointError, match="the last checkpoint was not written") as caught:
         accelerator.save_state(tmp_path / "good")
     assert "async_save" in str(caught.value) and isinstance(caught.value.__cause__, OSError)
     accelerator.save_state(tmp_path / "good")  # said once
@@ -500,7 +500,7 @@ def test_an_explicit_folder_is_obeyed_under_automatic_naming(tmp_path: Path) -> 
     [
         (lambda a: a.save_state(), r"save_state\(\) got no folder"),
         (lambda a: a.load_state(), r"load_state\(\) got no folder"),
-        (lambda a: a.load_state("nowhere"), "There is no checkpoint folder nowhere"),
+        (lambda a: a.load_state("nowhere"), "there is no checkpoint folder nowhere"),
         (lambda a: a.load_state("nowhere", map_location="moon"), "map_location='moon'"),
         (lambda a: a.load_state("nowhere", strikt=True), r"load_state\(\) got strikt"),
         (lambda a: a.save_state("nowhere", asynk=True), r"save_state\(\) got asynk"),
@@ -600,7 +600,7 @@ print("the end")
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert done.stdout == "the end\n"
-    assert "The last checkpoint was not written: IsADirectoryError" in done.stderr
+    assert "the last checkpoint was not written: IsADirectoryError" in done.stderr
 
 
 def test_a_partial_model_loads_when_it_is_not_strict(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_these_mean_no(word: object) -> None:
 def test_anything_else_is_refused_with_the_words_that_are_understood() -> None:
     with pytest.raises(ValueError) as error:
         read_boolean("maybe", "ACCELERATE_DEBUG_MODE")
-    assert error.value.what == "ACCELERATE_DEBUG_MODE is 'maybe', which is neither yes nor no."
+    assert error.value.what == "ACCELERATE_DEBUG_MODE is 'maybe', which is neither yes nor no"
     assert "true" in error.value.why and "off" in error.value.why
     assert '"1"' in error.value.fix
 

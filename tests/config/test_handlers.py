@@ -48,7 +48,7 @@ def test_hooks_are_known_by_name_and_by_enum() -> None:
 def test_an_unknown_hook_is_refused_with_the_choices(make) -> None:
     with pytest.raises(ConfigError) as error:
         make(comm_hook="zip")
-    assert error.value.what == "comm_hook='zip' is unknown."
+    assert error.value.what == "comm_hook='zip' is unknown"
     assert "no, fp16, bf16, power_sgd, batched_power_sgd" in error.value.why
     assert 'comm_hook="bf16"' in error.value.fix
     with pytest.raises(ConfigError, match="comm_wrapper='power_sgd' is unknown"):

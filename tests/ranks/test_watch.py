@@ -223,7 +223,7 @@ def test_in_debug_mode_tensors_that_do_not_fit_are_refused_on_every_rank(
     for code, out, err, said in results:
         assert code == 0, (out, err)
         assert said["gather"].startswith(
-            "gather got tensors that do not fit together: rank 0 [2] float32, rank 1 [3] float32."
+            "gather got tensors that do not fit together: rank 0 [2] float32, rank 1 [3] float32"
         )
         assert "  do:  use pad_across_processes before" in said["gather"]
         assert "rank 0 [2] float32, rank 1 [2] int64" in said["reduce"]

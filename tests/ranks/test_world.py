@@ -26,7 +26,7 @@ def test_a_process_that_nobody_placed_takes_the_best_device() -> None:
 def test_more_ranks_than_gpus_are_refused() -> None:
     with pytest.raises(ConfigError) as error:
         pick_device_type(num_gpus=1, has_mps=False, size=2, local_rank=1)
-    assert "Local rank 1 has no GPU: this machine shows 1" in error.value.what
+    assert "local rank 1 has no GPU: this machine shows 1" in error.value.what
     assert "at most 1 ranks" in error.value.fix
 
 

@@ -50,7 +50,7 @@ def test_a_person_s_own_rule_says_the_next_size(reduce) -> None:
 def test_when_nothing_fits_the_error_says_so() -> None:
     with pytest.raises(RuntimeError) as error:
         find_executable_batch_size(fits(0, []), starting_batch_size=4)()
-    assert error.value.what == "train ran out of memory at every batch size from 4."
+    assert error.value.what == "train ran out of memory at every batch size from 4"
     assert "one sample" in error.value.why
     assert "smaller model" in error.value.fix
     with pytest.raises(RuntimeMisuse, match="every batch size from 0"):

@@ -211,7 +211,7 @@ def test_a_missing_package_is_an_error_that_names_the_extra(
         Accelerator(cpu=True, log_with="comet_ml")
     assert isinstance(error.value, MissingPackage)
     assert error.value.what == (
-        "log_with='comet_ml' needs the package 'comet_ml', which is not installed."
+        "log_with='comet_ml' needs the package 'comet_ml', which is not installed"
     )
     assert "packages of their own" in error.value.why
     assert 'pip install "notebook-accel[comet_ml]"' in error.value.fix
@@ -220,7 +220,7 @@ def test_a_missing_package_is_an_error_that_names_the_extra(
 def test_an_unknown_tracker_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError) as error:
         Accelerator(cpu=True, log_with="tensorbored")
-    assert error.value.what == "log_with='tensorbored' is no tracker."
+    assert error.value.what == "log_with='tensorbored' is no tracker"
     assert "csv, dvclive, jsonl" in error.value.why
     assert "register_tracker_class" in error.value.fix
 
@@ -333,7 +333,7 @@ def test_a_tracker_that_lacks_something_is_refused_by_name() -> None:
         with pytest.raises(NotImplementedError) as error:
             use()
         assert isinstance(error.value, TrackerIncomplete)
-        assert error.value.what == "Bare has no `requires_logging_directory`, no `tracker`."
+        assert error.value.what == "Bare has no `requires_logging_directory`, no `tracker`"
         assert "found by its name" in error.value.why
         assert "property `tracker`" in error.value.fix
 

@@ -81,10 +81,10 @@ def check_complete(cls: type) -> None:
     missing = [name for name in wanted if not hasattr(cls, name)]
     if missing:
         raise TrackerIncomplete(
-            f"{cls.__name__} has no " + ", no ".join(f"`{name}`" for name in missing) + ".",
+            f"{cls.__name__} has no " + ", no ".join(f"`{name}`" for name in missing),
             "a tracker is found by its name, given a directory if it needs one, and gives its "
-            "backend's own object.",
-            'write `name = "..."`, `requires_logging_directory = False` and a property `tracker`.',
+            "backend's own object",
+            'write `name = "..."`, `requires_logging_directory = False` and a property `tracker`',
         )
 
 
@@ -109,9 +109,9 @@ def load_package(package: str, extra: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            f"log_with={extra!r} needs the package {package!r}, which is not installed.",
-            "trackers other than jsonl and csv stand on packages of their own.",
-            f'pip install "notebook-accel[{extra}]", or log_with="jsonl".',
+            f"log_with={extra!r} needs the package {package!r}, which is not installed",
+            "trackers other than jsonl and csv stand on packages of their own",
+            f'pip install "notebook-accel[{extra}]", or log_with="jsonl"',
         ) from error
 
 
