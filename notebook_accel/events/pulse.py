@@ -138,6 +138,10 @@ class Pulse:
         """Note that the newest collective is over."""
         self._words[LEFT] = self._entered
 
+    def is_in(self, kind: int) -> bool:
+        """Whether the newest collective is a ``kind`` and not over."""
+        return self._words[LEFT] != self._entered and self._words[KIND] == kind
+
     def _landmark(self, frame: FrameType | None) -> int:
         """Number the person's line below ``frame``, and tell of it if it is new."""
         whose = self._whose

@@ -27,19 +27,32 @@ def pulse() -> Pulse | None:
     return None if worker is None else worker.pulse
 
 
-def watch_forward(model: nn.Module, own: Pulse) -> None:
-    """Note forward passes of ``model`` too: its ranks wait there for rank 0's buffers."""
+def watch_forward(
+    model: nn.Module, inner: nn.Module, own: Pulse, over: Callable[[nn.Module], bool]
+) -> None:
+    """Note where forward passes of ``model`` may wait for other ranks: until ``inner``'s begins.
+
+    A pass that finds it ``over`` takes the hooks away.
+    """
 
     def forward(*args: Any) -> None:  # the name that the person reads
-        if not torch.compiler.is_compiling():
-            own.enter(FORWARD)
+        if torch.compiler.is_compiling():
+            return
+        if over(args[0]):
+            for handle in handles:
+                handle.remove()
+            return
+        own.enter(FORWARD)
 
     def leave(*args: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and own.is_in(FORWARD):
             own.leave()
 
-    model.register_forward_pre_hook(Hook(forward))
-    model.register_forward_hook(Hook(leave))
+    handles = [
+        model.register_forward_pre_hook(Hook(forward)),
+        inner.register_forward_pre_hook(Hook(leave)),
+        model.register_forward_hook(Hook(leave)),  # where a compiled ``inner`` runs no hooks
+    ]
 
 
 def _watched(call: _Call) -> _Call:

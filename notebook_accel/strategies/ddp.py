@@ -46,8 +46,7 @@ class DDPEngine(Engine):
         """Move ``model``, start it from rank 0's parameters and let its gradients be averaged."""
         if isinstance(model, DistributedDataParallel):  # wrapped before: only the precision is ours
             super().place(model.module, device_placement)
-            self._wrapped.append(model)
-            return model
+            return self._take(model)
         model = super().place(model, device_placement)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             share_state(model, self.world)  # nothing to average, and torch refuses to wrap it
@@ -59,13 +58,21 @@ class DDPEngine(Engine):
             model, device_ids=None if gpu is None else [gpu.index], **self._arguments
         )
         compress_gradients(wrapped, *self._hook)
+        return self._take(wrapped)
+
+    def _take(self, wrapped: DistributedDataParallel) -> DistributedDataParallel:
+        """Answer for ``wrapped`` from now on; its forward too waits for other ranks at times."""
         self._wrapped.append(wrapped)
-        if (
-            self._pulse is not None
-            and wrapped.broadcast_buffers
-            and any(True for _ in model.buffers())
-        ):
-            watch.watch_forward(wrapped, self._pulse)
+        sends_buffers = wrapped.broadcast_buffers and any(True for _ in wrapped.buffers())
+        # In the first forward after an averaged backward, ranks agree on new buckets.
+        rebuilds = wrapped.static_graph or not wrapped.find_unused_parameters
+        if self._pulse is not None and (sends_buffers or rebuilds):
+            watch.watch_forward(
+                wrapped,
+                wrapped.module,
+                self._pulse,
+                lambda model: not sends_buffers and bool(model._has_rebuilt_buckets),
+            )
         return wrapped
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

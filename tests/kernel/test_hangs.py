@@ -28,6 +28,45 @@ def trained(skip=None, end=None, norm=False, at_step=None):
         end(accelerator)
     return accelerator.process_index
 
+def logged(form):
+    accelerator = Accelerator()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.ones(16, 2), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = model(batch).square().sum()
+        accelerator.backward(loss)
+        if accelerator.is_main_process:
+            if form == "gather":
+                accelerator.gather(loss)
+            else:
+                accelerator.wait_for_everyone()
+        optimizer.step()
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if torch.distributed.get_rank() == 1 and self.calls == 1:
+            time.sleep(4)
+        self.calls += 1
+        return self.layer(x)
+
+def slow_forward():
+    accelerator = Accelerator()
+    model = Slow()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for _ in range(3):
+        accelerator.backward(model(torch.ones(2, 2)).sum())
+        optimizer.step()
+    return accelerator.process_index
+
 def meet_twice(accelerator):
     if accelerator.is_main_process:
         accelerator.wait_for_everyone()
@@ -99,6 +138,24 @@ def test_a_rank_waits_for_buffers_in_its_forward(kernel):
     assert reply.error == "RanksStuck"
     assert "rank 0 in gather at Cell" in said(reply)
     assert "rank 1 in forward at Cell" in said(reply), said(reply)
+
+
+@pytest.mark.parametrize("form", ["gather", "wait_for_everyone"])
+def test_a_collective_on_the_main_process_in_the_first_step_ends_too(kernel, form):
+    """GM11: the other rank goes on to its second forward, where DDP rebuilds its buckets."""
+    cell = f"run = notebook_launcher(logged, ({form!r},), num_processes=2, device='cpu')"
+    reply = kernel.run(cell, timeout_s=40.0)
+    assert reply.error == "RanksStuck"
+    assert f"rank 0 in {form} at Cell In[" in said(reply)
+    assert ", rank 1 in forward at Cell In[" in said(reply)
+    assert "where one rank leaves a loop early" in said(reply)
+
+
+def test_a_rank_that_sleeps_in_its_own_forward_is_waited_for(kernel):
+    cell = "print(notebook_launcher(slow_forward, num_processes=2, device='cpu').values)"
+    reply = kernel.run(cell, timeout_s=40.0)
+    assert not reply.error, said(reply)
+    assert "[0, 1]" in reply.out
 
 
 def test_a_main_process_function_that_calls_a_collective_is_explained(kernel):
