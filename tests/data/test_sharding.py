@@ -105,6 +105,8 @@ def test_a_pass_over_own_files_resumes() -> None:
 def test_own_files_resume_by_the_state_of_their_stream() -> None:
     pytest.importorskip("torchdata.stateful_dataloader")
 
+    reads: list[int] = []
+
     class Remembering(Files):
         at = 0
 
@@ -113,6 +115,7 @@ def test_own_files_resume_by_the_state_of_their_stream() -> None:
             at, self.at = self.at, 0
             for number in range(at, len(rows)):
                 self.at = number + 1
+                reads.append(rows[number])
                 yield rows[number]
 
         def shard(self, num_shards, index):
@@ -134,8 +137,11 @@ def test_own_files_resume_by_the_state_of_their_stream() -> None:
                 break
         loader = accelerator.prepare(DataLoader(Remembering(FILES), batch_size=2))
         loader.load_state_dict(state)
-        return [(b.tolist(), accelerator.gather_for_metrics(b).tolist()) for b in loader]
+        reads.clear()
+        seen = [(b.tolist(), accelerator.gather_for_metrics(b).tolist()) for b in loader]
+        return seen, reads
 
     run = notebook_launcher(resume, (), 2, device="cpu")
-    assert run[0] == [([6, 7], [6, 7]), ([8, 9], [8, 9]), ([10], [10])]
-    assert run[1] == [([3, 4], [6, 7]), ([3, 4], [8, 9]), ([3, 4], [10])]
+    assert run[0][0] == [([6, 7], [6, 7]), ([8, 9], [8, 9]), ([10], [10])]
+    assert run[1][0] == [([3, 4], [6, 7]), ([3, 4], [8, 9]), ([3, 4], [10])]
+    assert run[0][1] == [0, 1, 6, 7, 8, 9, 10]  # its first batch, and the rest
