@@ -303,7 +303,7 @@ def _serve_run(
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         become_fresh_worker(seat, surroundings, fds, server, [wake_read, wake_write])
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    run.pids[seat.placement.rank] = pid
+    run.pids[seat.placement.local_rank] = pid
     for fd in fds:
         os.close(fd)
     try:
@@ -311,7 +311,7 @@ def _serve_run(
     except (ProcessLookupError, PermissionError):
         pass  # it did so itself and is further along
     try:
-        send(run.connection, ("pid", seat.placement.rank, pid))
+        send(run.connection, ("pid", seat.placement.local_rank, pid))
     except OSError:
         return False
     return True

@@ -753,7 +753,8 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts(
         cpu(who, (), 2, **wrong)
 
 
-def test_two_machines_form_one_world() -> None:
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_two_machines_form_one_world(start_method: str) -> None:
     """Two launchers on this machine stand for two machines; each reports its own ranks."""
     with socket.socket() as finder:
         finder.bind(("127.0.0.1", 0))
@@ -771,8 +772,9 @@ def test_two_machines_form_one_world() -> None:
         dist.all_gather_object(seen, accelerator.process_index)
         return seen
 
-    handle = cpu(main, (), 2, block=False, num_nodes=2, node_rank=1, use_port=port)
-    first = cpu(main, (), 2, num_nodes=2, node_rank=0, use_port=port)
+    how = {"start_method": start_method, "num_nodes": 2, "use_port": port}
+    handle = cpu(main, (), 2, block=False, node_rank=1, **how)
+    first = cpu(main, (), 2, node_rank=0, **how)
     second = handle.wait(60)
     assert list(first) == list(second) == [[0, 1, 2, 3]] * 2
     assert [len(first.history["loss"]), len(second.history["loss"])] == [3, 3]
