@@ -214,21 +214,15 @@ class Handlers:
         return ddp.to_wish()
 
 
-def _duration(value: Any) -> timedelta | None:
-    if value is None or isinstance(value, timedelta):
-        duration = value
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        duration = timedelta(seconds=value)
-    else:
-        raise ConfigError(
-            f"timeout={value!r} is a {type(value).__name__}",
-            "a collective that waits longer than this time ends the run",
-            "write a number of seconds, or datetime.timedelta(minutes=30)",
-        )
-    if duration is not None and duration <= timedelta(0):
-        raise ConfigError(
-            f"timeout={value!r} is not above zero",
-            "a collective that waits longer than this time ends the run",
-            "write a number of seconds, or datetime.timedelta(minutes=30)",
-        )
-    return duration
+def _duration(given: Any) -> timedelta | None:
+    value = given
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = timedelta(seconds=value)
+    if value is None or (isinstance(value, timedelta) and value > timedelta(0)):
+        return value
+    wrong = "not above zero" if isinstance(value, timedelta) else f"a {type(value).__name__}"
+    raise ConfigError(
+        f"timeout={given!r} is {wrong}",
+        "a collective that waits longer than this time ends the run",
+        "write a number of seconds, or datetime.timedelta(minutes=30)",
+    )

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from notebook_accel.errors import ConfigError
+from notebook_accel.config.schema import check_choice
 
 # In what form DDP sends gradients, and what a PowerSGD hook may be wrapped in.
 COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
@@ -62,15 +62,10 @@ class DDP(Strategy):
 
 
 def choose(value: Any, name: str, choices: Iterable[str]) -> str:
-    """Read one of ``choices``, given as a string or as an enum of strings.
+    """Read one of ``choices``, given in whatever case, or as an enum of strings.
 
     Errors: ConfigError listing them.
     """
     word = str(getattr(value, "value", value)).lower()
-    if word not in choices:
-        raise ConfigError(
-            f"{name}={value!r} is unknown",
-            "it can be: " + ", ".join(choices),
-            f'write {name}="bf16", or leave it out',
-        )
+    check_choice(name, word, tuple(choices))
     return word

@@ -48,11 +48,13 @@ def test_hooks_are_known_by_name_and_by_enum() -> None:
 def test_an_unknown_hook_is_refused_with_the_choices(make) -> None:
     with pytest.raises(ConfigError) as error:
         make(comm_hook="zip")
-    assert error.value.what == "comm_hook='zip' is unknown"
-    assert "no, fp16, bf16, power_sgd, batched_power_sgd" in error.value.why
-    assert 'comm_hook="bf16"' in error.value.fix
-    with pytest.raises(ConfigError, match="comm_wrapper='power_sgd' is unknown"):
+    assert error.value.what == "comm_hook='zip' is not known"
+    assert "'no', 'fp16', 'bf16', 'power_sgd', 'batched_power_sgd'" in error.value.why
+    with pytest.raises(ConfigError, match="comm_wrapper='power_sgd' is not known"):
         make(comm_wrapper="power_sgd")
+    with pytest.raises(ConfigError) as error:
+        make(comm_hook="powersgd")
+    assert error.value.fix == "pass comm_hook='power_sgd'"
 
 
 def test_settings_of_ddp_become_its_wish() -> None:
