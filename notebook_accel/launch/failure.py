@@ -75,8 +75,13 @@ def _frames(exc: BaseException) -> list[Frame]:
 
 
 def _led_to(exc: BaseException) -> list[BaseException]:
-    """List what led to ``exc``, oldest first, as Python would tell it."""
+    """List what led to ``exc``, oldest first, as Python would tell it.
+
+    Our own errors say themselves what led to them.
+    """
     chain: list[BaseException] = []
+    if isinstance(exc, Explained):
+        return chain
     seen = exc
     while len(chain) < MAX_CAUSES:
         before = seen.__cause__

@@ -9,13 +9,20 @@ from tests.kernel.cells import launch
 both_methods = pytest.mark.parametrize("method", ["fork", "forkserver"])
 
 
+def said_by_ranks(reply):
+    """The lines after those in which the launch speaks of itself."""
+    lines = reply.out.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("Launching on "))
+    return lines[first + 1 :]
+
+
 @both_methods
 def test_10000_lines_of_each_of_4_ranks_arrive_whole_in_few_messages(kernel, method):
     kernel.run(
         "def train():\n    for i in range(10_000):\n        print('line', i, 'of', rank(), 'end')"
     )
     reply = kernel.run(launch("train", method, num_processes=4), timeout_s=30)
-    lines = reply.out.splitlines()[1:]
+    lines = said_by_ranks(reply)
     for number in range(4):
         mine = [line for line in lines if line.startswith(f"[{number}] ")]
         assert mine == [f"[{number}] line {i} of {number} end" for i in range(10_000)]
@@ -66,7 +73,7 @@ def test_odd_texts_arrive(kernel, method):
 def test_partial_last_lines_of_ranks_are_not_glued(kernel, method):
     kernel.run("def train():\n    print(f'last words of {rank()}', end='')")
     reply = kernel.run(launch("train", method, num_processes=3))
-    lines = sorted(reply.out.splitlines()[1:])
+    lines = sorted(said_by_ranks(reply))
     assert lines == [f"[{number}] last words of {number}" for number in range(3)]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernel.cells import PRELUDE, check_aftermath, go, said, start_meeting
+from tests.kernel.cells import PRELUDE, check_aftermath, go, launch, said, start_meeting
 from tests.support.kernels import forkservers, wait_gone
 
 METHODS = ["fork", "forkserver"]
@@ -43,7 +43,7 @@ def test_the_same_failure_of_all_ranks_is_shown_once(kernel, tmp_path, method):
     body = "raise ValueError(f'boom on {rank()}')"
     reply = fail(kernel, body, tmp_path, method, num_ranks=3)
     assert reply.error == "ValueError"
-    assert "ValueError in 3 ranks (0, 1, 2) (the same on each)" in reply.traceback
+    assert "ValueError in 3 ranks (0, 1, 2), the same on each" in reply.traceback
     assert said(reply).count("raise ValueError") == 1
 
 
@@ -160,3 +160,18 @@ def test_nothing_survives_the_end_of_the_kernel(own_kernel, tmp_path, method, en
     if end == "restart":
         kernel.run(PRELUDE)
         check_aftermath(kernel, pids, method)
+
+
+def test_what_led_to_an_exception_is_shown_with_its_line(kernel):
+    kernel.run(
+        "def train():\n"
+        "    try:\n"
+        "        {}['size']\n"
+        "    except KeyError as missing:\n"
+        "        raise ValueError('bad config') from missing"
+    )
+    reply = kernel.run(launch("train", "fork"))
+    shown = reply.traceback
+    assert shown.index("{}['size']") < shown.index("which led to:")
+    assert shown.index("which led to:") < shown.index("raise ValueError('bad config')")
+    assert "KeyError: 'size'" in shown

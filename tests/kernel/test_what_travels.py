@@ -178,7 +178,8 @@ def test_a_result_that_cannot_travel_is_named(kernel, method):
     kernel.run("def train():\n    return {'lock': threading.Lock()}")
     reply = kernel.run(launch("train", method))
     assert reply.error == "LaunchError"
-    assert "returned (dict) cannot travel to the notebook: " in reply.traceback
+    assert "returned at ['lock'] (lock) cannot travel to the notebook: " in reply.traceback
+    assert "cloudpickle" not in reply.traceback
     assert "'_thread.lock'" in reply.traceback
     assert "return tensors, modules, numbers, strings" in reply.traceback
 
