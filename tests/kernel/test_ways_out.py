@@ -173,5 +173,5 @@ def test_what_led_to_an_exception_is_shown_with_its_line(kernel):
     reply = kernel.run(launch("train", "fork"))
     shown = reply.traceback
     assert shown.index("{}['size']") < shown.index("which led to:")
-    assert shown.index("which led to:") < shown.index("raise ValueError('bad config')")
+    assert shown.index("which led to:") < shown.rindex("raise ValueError('bad config')")
     assert "KeyError: 'size'" in shown
