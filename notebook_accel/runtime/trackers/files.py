@@ -12,7 +12,28 @@ from typing import Any
 from notebook_accel.runtime.trackers.base import GeneralTracker, flat, plain
 
 
-class JSONLTracker(GeneralTracker):
+class FileTracker(GeneralTracker):
+    """What these trackers have in common: one file, ``{logging_dir}/{run_name}.{name}``."""
+
+    requires_logging_directory = True
+    needs_steps = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] = ".") -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.path = Path(logging_dir) / f"{run_name}.{self.name}"
+
+    @property
+    def tracker(self) -> Path:
+        """The file."""
+        return self.path
+
+    def start(self) -> None:
+        """Make the directory."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+
+class JSONLTracker(FileTracker):
     """Appends one JSON object a log to ``{logging_dir}/{run_name}.jsonl``.
 
     The configuration is a line with the key ``config``; every other line has ``time``, ``step`` and
@@ -23,22 +44,6 @@ class JSONLTracker(GeneralTracker):
     """
 
     name = "jsonl"
-    requires_logging_directory = True
-    needs_steps = True
-
-    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] = ".") -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.path = Path(logging_dir) / f"{run_name}.jsonl"
-
-    @property
-    def tracker(self) -> Path:
-        """The file."""
-        return self.path
-
-    def start(self) -> None:
-        """Make the directory."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Add a line with the configuration."""
@@ -53,7 +58,7 @@ class JSONLTracker(GeneralTracker):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-class CSVTracker(GeneralTracker):
+class CSVTracker(FileTracker):
     """Appends one row a log to ``{logging_dir}/{run_name}.csv``.
 
     A name that comes later gets a column of its own: the file is then written anew, at once. The
@@ -64,23 +69,14 @@ class CSVTracker(GeneralTracker):
     """
 
     name = "csv"
-    requires_logging_directory = True
-    needs_steps = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] = ".") -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.path = Path(logging_dir) / f"{run_name}.csv"
+        super().__init__(run_name, logging_dir)
         self._columns = ["time", "step"]
-
-    @property
-    def tracker(self) -> Path:
-        """The file."""
-        return self.path
 
     def start(self) -> None:
         """Make the directory, and go on with a file that is there."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        super().start()
         if self.path.exists() and self.path.stat().st_size:
             with self.path.open(newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader(file), self._columns)
