@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -74,7 +74,8 @@ class Staging:
             before = _read(folder / NAME)
         except CheckpointError:  # damaged, or of a newer version: about to be replaced
             before = None
-        replace(folder / NAME, json.dumps(asdict(manifest), indent=1).encode())
+        text = json.dumps(asdict(manifest), indent=1)
+        in_one_step(folder / NAME, lambda beside: beside.write_text(text))
         for name in self._names:
             os.replace(_staged(folder, name, token), folder / name)
         stale = [] if before is None else [name for name in before.files if name not in sizes]
@@ -82,10 +83,11 @@ class Staging:
             path.unlink(missing_ok=True)
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a small file in one step: whoever looks sees the old content or the new."""
+def in_one_step(path: Path, write_to: Callable[[Path], object]) -> None:
+    """Let ``write_to`` write a file that appears under its name only when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.part")
-    beside.write_bytes(content)
+    write_to(beside)
     os.replace(beside, path)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from notebook_accel.ranks.seeding import set_seed
+
 # Accelerate's names: each reads the other's files.
 PYTHON, NUMPY, TORCH = "random_state", "numpy_random_seed", "torch_manual_seed"
 DEVICE = "torch_{}_manual_seed"
@@ -48,12 +50,4 @@ def derive(saved: dict[str, Any], rank: int) -> None:
     source = torch.Generator()
     source.set_state(saved[TORCH])
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=source).item())
-    seed = (seed + rank * 0x9E3779B97F4A7C15) % 2**63  # far apart, whatever the first draws are
-    random.seed(seed)
-    torch.manual_seed(seed)
-    try:
-        import numpy
-    except ImportError:  # optional: nothing of it to seed
-        pass
-    else:
-        numpy.random.seed(seed % 2**32)
+    set_seed((seed + rank * 0x9E3779B97F4A7C15) % 2**63)  # far apart, whatever is drawn first

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from notebook_accel.checkpoint import manifest
+from notebook_accel.checkpoint.manifest import in_one_step
 from notebook_accel.checkpoint.names import identity, load_plain
 from notebook_accel.checkpoint.pickled import load_pickled
 from notebook_accel.errors import CheckpointError, ConfigError
@@ -128,7 +129,7 @@ def export(state: Mapping[str, Any], folder: Path, max_shard_size: int | str, sa
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         size = sum(map(_size, state.values()))
         text = json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2)
-        manifest.replace(index, text.encode())
+        in_one_step(index, lambda beside: beside.write_text(text))
         names.append(index.name)
     for path in folder.glob(f"{stem}*"):
         ours = re.fullmatch(
@@ -155,14 +156,6 @@ def load_weights(
         return load_plain(model, source, strict)
     path = Path(source)
     return load_plain(model, _read_folder(path) if path.is_dir() else read(path), strict)
-
-
-def in_one_step(path: Path, write_to: Callable[[Path], None]) -> None:
-    """Let ``write_to`` write a file that appears under its name only when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.part")
-    write_to(beside)
-    os.replace(beside, path)
 
 
 def num_bytes(size: int | str) -> int:

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from notebook_accel.checkpoint import numbered, weights
 from notebook_accel.checkpoint.background import Background
+from notebook_accel.checkpoint.manifest import in_one_step
 from notebook_accel.checkpoint.names import load_plain, plain_state
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot, write_own, write_shared
 from notebook_accel.config.project import ProjectConfiguration
@@ -157,7 +158,8 @@ class Keeping:
         else:
             raise _nowhere("load_state")
         if root is not None:
-            self.save_iteration = max(self.save_iteration, *_behind(numbered.numbers(root)))
+            behind = [number + 1 for number in numbered.numbers(root)]
+            self.save_iteration = max([self.save_iteration, *behind])
         self._load_models(saved, **load_model_func_kwargs)
         give_back(saved, self._parts(), self._world, load_kwargs or {})
         self._world.wait()  # nobody may save over it while others still read
@@ -199,9 +201,9 @@ class Keeping:
         if not isinstance(f, (str, os.PathLike)):
             torch.save(obj, f)
         elif safe_serialization:
-            weights.in_one_step(Path(f), partial(weights.write, obj))
+            in_one_step(Path(f), partial(weights.write, obj))
         else:
-            weights.in_one_step(Path(f), partial(torch.save, obj))
+            in_one_step(Path(f), partial(torch.save, obj))
 
     def register_for_checkpointing(self, *objects: Any, on_each_rank: bool = True) -> None:
         """Let ``save_state`` and ``load_state`` take care of these objects too.
@@ -292,11 +294,6 @@ class Keeping:
             hook(models, os.fspath(saved.folder))
         for i, model in enumerate(models):
             load_plain(model, saved.model(i), strict)
-
-
-def _behind(numbers: list[int]) -> list[int]:
-    """The number behind the highest."""
-    return [number + 1 for number in numbers[-1:]] or [0]
 
 
 def _nowhere(method: str) -> ConfigError:
