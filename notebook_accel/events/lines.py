@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 THE_PERSON, US, BETWEEN = range(3)  # who wrote a line; between: libraries, calling or called
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -38,7 +38,7 @@ def place_of(filename: str, line: int) -> str:
 
 def cell_number(filename: str) -> int | None:
     """Give the execution count of the cell that was compiled as ``filename``, if one was."""
-    shell: Any = _shell()
+    shell = ipython()
     names = getattr(getattr(shell, "compile", None), "_filename_map", None)
     if names is None and "ipykernel" in filename:
         names = _names_by_source(shell)
@@ -51,12 +51,14 @@ def cell_number(filename: str) -> int | None:
 def _names_by_source(shell: Any) -> dict[str, int]:
     """Find the file names of all cells where the compiler keeps none: IPython before 8."""
     names = {}
-    for number, source in enumerate(shell.history_manager.input_hist_raw):
+    history = getattr(shell, "history_manager", None)  # the shell of a fresh worker has none
+    for number, source in enumerate(getattr(history, "input_hist_raw", ())):
         for text in (source, source + "\n"):  # the history has no newline at the end
             names[shell.compile.get_code_name(text, text, number)] = number
     return names
 
 
-def _shell() -> Any:
+def ipython() -> Any:
+    """Give the IPython shell of this process; None where there is none."""
     module = sys.modules.get("IPython")
     return module.get_ipython() if module is not None else None

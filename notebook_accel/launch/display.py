@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from notebook_accel.events.emitter import Emitter
+from notebook_accel.events.lines import ipython
 from notebook_accel.events.model import Display
 from notebook_accel.launch import streams
 
@@ -31,9 +32,7 @@ def forward(emitter: Emitter, enabled: bool, in_notebook: bool) -> None:
     A forked worker has the kernel's own shell and keeps its formatters; a fresh one gets a small
     shell of its own (``in_notebook`` says whether the launching process is a notebook kernel).
     """
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    kernel = getattr(shell, "kernel", None)
+    kernel = getattr(ipython(), "kernel", None)
     if kernel is not None:
         kernel.session.send = _session_sender(emitter, enabled)
     elif in_notebook:
@@ -146,8 +145,7 @@ class Cell:
     """The cell that is running when this is made; things can be published under it later on."""
 
     def __init__(self) -> None:
-        module = sys.modules.get("IPython")
-        shell = module.get_ipython() if module is not None else None
+        shell = ipython()
         self.kernel = getattr(shell, "kernel", None)
         self._parent = _parent_of(shell, self.kernel)
 
@@ -169,11 +167,10 @@ class Cell:
 
     def write(self, stream: str, text: str) -> None:
         """Write text under the cell, whichever cell runs now; outside a notebook just write."""
-        target = sys.stdout if stream == "stdout" else sys.stderr
         if self.kernel is None:
-            target.write(text)
-        target.flush()
-        if self.kernel is not None:
+            streams.write_here(stream, text)
+        else:
+            streams.flush()  # what the kernel itself has printed came before
             self.publish("stream", {"name": stream, "text": text})
 
 

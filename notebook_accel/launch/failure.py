@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from notebook_accel.errors import Explained, RunInterrupted, WorkerFailed
-from notebook_accel.events.lines import cell_number, place_of
+from notebook_accel.events.lines import US, cell_number, owner_of, place_of
 from notebook_accel.events.model import Cause, Failed, Frame
 
 # What torch's collectives say when the other end is gone: by type where there is one, else by text.
@@ -30,7 +30,6 @@ _COMM_TEXT = re.compile(
 T = TypeVar("T")
 MAX_CAUSES = 5
 SHOWN_FRAMES = 30  # a recursion has a thousand: the first and the last ones tell it
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def is_comm_error(exc: BaseException) -> bool:
@@ -70,7 +69,7 @@ def _frames(exc: BaseException) -> list[Frame]:
         if f.name != "_modified_open"  # IPython's own, around every open() in a cell
     ]
     if isinstance(exc, Explained):  # our words say more than our lines
-        frames = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+        frames = [frame for frame in frames if owner_of(frame.filename) != US]
     return frames
 
 
@@ -103,7 +102,7 @@ def _message(exc: BaseException) -> str:
 
 def _skip_ours(tb: TracebackType | None) -> TracebackType | None:
     """Drop the frames of our own door at the start: the story begins in the user's function."""
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    while tb is not None and owner_of(tb.tb_frame.f_code.co_filename) == US:
         if tb.tb_next is None:
             break
         tb = tb.tb_next
@@ -208,7 +207,7 @@ def place(frame: Frame) -> str:
 
 def users_own(frames: list[Frame]) -> list[Frame]:
     """Leave out the frames of torch and of this package, unless there are no others."""
-    theirs = [f for f in frames if "/torch/" not in f.filename and _PACKAGE not in f.filename]
+    theirs = [f for f in frames if "/torch/" not in f.filename and owner_of(f.filename) != US]
     return theirs or frames
 
 

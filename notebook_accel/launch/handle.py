@@ -6,12 +6,12 @@ goes to the cell that started it.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.errors import LaunchError
+from notebook_accel.events.lines import ipython
 from notebook_accel.launch.result import RunResult
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ class RunHandle:
 
 def _cell_adopter() -> Callable[[], None]:
     """Give a function that makes its thread print under the cell that is running now."""
-    module = sys.modules.get("IPython")
-    shell: Any = module.get_ipython() if module is not None else None
+    shell = ipython()
     owner: Any = shell if hasattr(shell, "get_parent") else getattr(shell, "kernel", None)
     if not hasattr(owner, "get_parent") or not hasattr(shell, "set_parent"):
         return lambda: None

@@ -119,7 +119,8 @@ def _lines(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def _write_here(stream: str, text: str) -> None:
+def write_here(stream: str, text: str) -> None:
+    """Write ``text`` to this process's own "stdout" or "stderr"."""
     target = sys.stdout if stream == "stdout" else sys.stderr
     target.write(text)
     target.flush()
@@ -137,7 +138,7 @@ class Console:
         self,
         num_ranks: int,
         template: str | None = None,
-        write: Callable[[str, str], None] = _write_here,
+        write: Callable[[str, str], None] = write_here,
         first_rank: int = 0,
     ) -> None:
         self._put = write

@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TextIO, cast
+from typing import Literal, TextIO, cast
 
 from notebook_accel.errors import ConfigError
+from notebook_accel.events.lines import ipython
 
 Surface = Literal["png", "text", "off"]
 OVERRIDE = "NOTEBOOK_ACCEL_UI"
@@ -55,12 +56,7 @@ def place(env: Mapping[str, str] | None = None, stream: TextIO | None = None) ->
 
 def has_kernel() -> bool:
     """True when this process is a Jupyter kernel, in any front end."""
-    return getattr(_shell(), "kernel", None) is not None
-
-
-def _shell() -> Any:
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
+    return getattr(ipython(), "kernel", None) is not None
 
 
 def _is_terminal(stream: TextIO) -> bool:
@@ -74,6 +70,6 @@ def _host(env: Mapping[str, str], kernel: bool) -> str:
         return "colab"
     if not kernel:
         return "terminal"
-    if "VSCODE_PID" in env or "__vsc_ipynb_file__" in getattr(_shell(), "user_ns", {}):
+    if "VSCODE_PID" in env or "__vsc_ipynb_file__" in getattr(ipython(), "user_ns", {}):
         return "vscode"
     return "jupyter" if "JPY_SESSION_NAME" in env else "kernel"

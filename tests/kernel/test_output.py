@@ -167,3 +167,18 @@ def test_a_template_stands_before_each_line(kernel):
         "run = notebook_launcher(train, num_processes=2, log_line_prefix_template='<${rank}> ')"
     )
     assert "<0> said\n" in reply.out and "<1> said\n" in reply.out
+
+
+@both_methods
+def test_a_guard_rail_of_a_worker_warns_in_the_cell(kernel, method):
+    kernel.run(
+        "def careless():\n"
+        "    from notebook_accel import Accelerator\n"
+        "    parameters = torch.nn.Linear(1, 1).parameters()\n"
+        "    Accelerator().prepare(torch.optim.SGD(parameters, lr=0.1))\n"
+        "    return 'trained'\n"
+    )
+    reply = kernel.run(launch("careless", method, "; print(run[0])", num_processes=1))
+    assert not reply.error, reply.traceback
+    assert reply.out.endswith("trained\n")
+    assert "GuardRail: the result of prepare() is thrown away" in reply.err
