@@ -59,7 +59,7 @@ def passes(loader: DataLoader, count: int = 2, dropout: bool = True) -> list:
         {"batch_size": 3, "sampler": WeightedRandomSampler([1.0] * 10, 8)},
         {"batch_size": 3, "sampler": SubsetRandomSampler([1, 3, 5, 7])},
     ],
-    ids=str,
+    ids=lambda options: re.sub(r"<.*\.(\w+) object at 0x\w+>", r"\1", str(options)),
 )
 def test_one_process_sees_exactly_what_the_bare_loop_sees(options: dict) -> None:
     loader = DataLoader(ROWS, **options)
