@@ -91,8 +91,7 @@ class History(Mapping[str, "list[float]"]):
     Errors: an unknown name raises NoSuchSeries (a KeyError) that lists the known ones.
     """
 
-    def __init__(self, num_ranks: int = 1) -> None:
-        self.num_ranks = num_ranks
+    def __init__(self) -> None:
         self._series: dict[str, Series] = {}
         self._finished: set[int] = set()
 

@@ -113,8 +113,8 @@ def revive(failed: Failed, exc: BaseException | None, ranks: list[int]) -> BaseE
     """Make the exception that the cell raises out of what rank ``failed.rank`` sent.
 
     ``exc`` is the worker's exception rebuilt, or None if it could not travel; ``ranks`` are all
-    ranks that failed in the same way. The result is of the user's own type when it can be, tells
-    the rank and the worker's traceback in its notes, and shows only that in a cell.
+    ranks that failed in the same way. The result is of the user's own type when it can be; a note
+    says where it was raised, its cause is the worker's traceback, and a cell shows only that.
     """
     if exc is None:
         exc = WorkerFailed(

@@ -52,13 +52,13 @@ def run(
 
     Errors: ConfigError for more than one rank.
     """
-    if len(placed.placements) != 1 or placed.placements[0].size != 1:
+    if placed.placements[0].size != 1:
         raise ConfigError(
             f"start_method='inline' with {placed.placements[0].size} ranks",
             "inline calls the function in this process, which is one rank",
             "pass num_processes=1, or another start_method",
         )
-    history = History(1)
+    history = History()
     view = make_view(history, f"{placed.device_words}, inline", 1)
     emitter = LocalEmitter([history, view])
     worker = context.WorkerContext(placed.placements[0], emitter, _NeverStop(), settings)

@@ -28,6 +28,11 @@ class LaunchPlan:
     device_words: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether these are all ranks of the run."""
+        return self.placements[0].size == len(self.placements)
+
 
 def plan(
     num_processes: int | None,

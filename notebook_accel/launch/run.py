@@ -84,7 +84,7 @@ class Run:
 
     def __init__(self, order: Order, interrupts: Interrupts) -> None:
         self.order = order
-        self.history = History(len(order.plan.placements))
+        self.history = History()
         self.logs = streams.RankLogs(len(order.plan.placements))
         self._sinks: list[Sink] = [self.history, self.logs, Reminder()]
         self._interrupts = interrupts
@@ -166,9 +166,15 @@ class Run:
                         os.close(fd)
                 raise
         lanes = [lane for lane, _ in seats]
-        alone = places[0].size == len(places)
         self._supervisor = Supervisor(
-            crew, lanes, flags, pulses, guard, self._sinks, order.timeout_s, alone
+            crew,
+            lanes,
+            flags,
+            pulses,
+            guard,
+            self._sinks,
+            order.timeout_s,
+            order.plan.on_one_machine,
         )
         return lanes
 
@@ -279,20 +285,19 @@ def _rendezvous(order: Order, stack: contextlib.ExitStack) -> tuple[int, dict[st
     Bound here and handed over, so that no other program can take the port in between.
     """
     places = order.plan.placements
-    one_machine = places[0].size == len(places)
     env = {
         "MASTER_ADDR": order.master_addr,
         "MASTER_PORT": str(order.port or 0),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # every rank is a client of rank 0's store
     }
-    if one_machine and "GLOO_SOCKET_IFNAME" not in os.environ:
+    if order.plan.on_one_machine and "GLOO_SOCKET_IFNAME" not in os.environ:
         env["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if places[0].rank != 0:
         return -1, env
     listener = stack.enter_context(socket.socket())
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((order.master_addr if one_machine else "", order.port or 0))
+        listener.bind((order.master_addr if order.plan.on_one_machine else "", order.port or 0))
     except OSError as error:
         raise ConfigError(
             f"port {order.port} on {order.master_addr} cannot be used: {error.strerror}",

@@ -17,31 +17,29 @@ def points(rank, *pairs, name="loss"):
     return Metrics(rank, [(name, step, value) for step, value in pairs])
 
 
-def history_of(num_ranks, *events):
-    history = History(num_ranks)
+def history_of(*events):
+    history = History()
     for event in events:
         history.handle(event)
     return history
 
 
 def test_the_curve_is_the_mean_over_ranks():
-    history = history_of(
-        2, points(0, (1, 2.0), (2, 1.0)), points(1, (1, 4.0), (2, 2.0)), Exited(0, 0)
-    )
+    history = history_of(points(0, (1, 2.0), (2, 1.0)), points(1, (1, 4.0), (2, 2.0)), Exited(0, 0))
     assert history["loss"] == [3.0, 1.5]
     assert history.steps("loss") == [1, 2]
     assert history.last("loss") == 1.5
 
 
 def test_a_step_waits_for_every_rank_that_reports_the_series():
-    history = history_of(2, points(0, (1, 2.0)), points(1, (1, 4.0)), points(0, (2, 9.0), (3, 9.0)))
+    history = history_of(points(0, (1, 2.0)), points(1, (1, 4.0)), points(0, (2, 9.0), (3, 9.0)))
     assert history["loss"] == [3.0]
     history.handle(points(1, (2, 1.0)))
     assert history["loss"] == [3.0, 5.0]
 
 
 def test_ranks_that_speak_late_still_enter_the_mean():
-    history = history_of(3, points(0, (1, 3.0), (2, 6.0)))
+    history = history_of(points(0, (1, 3.0), (2, 6.0)))
     assert history["loss"] == [3.0, 6.0], "alone until another rank reports the series"
     history.handle(points(1, (1, 6.0), (2, 0.0)))
     history.handle(points(2, (1, 0.0)))
@@ -51,7 +49,6 @@ def test_ranks_that_speak_late_still_enter_the_mean():
 
 def test_a_series_of_the_main_rank_alone_appears_at_once():
     history = history_of(
-        2,
         points(0, (1, 2.0)),
         points(1, (1, 2.0)),
         points(0, (1, 0.75), name="accuracy"),
@@ -61,7 +58,6 @@ def test_a_series_of_the_main_rank_alone_appears_at_once():
 
 def test_steps_that_a_thinned_rank_left_out_are_dropped():
     history = history_of(
-        2,
         points(0, *[(step, 1.0) for step in range(1, 9)]),
         points(1, (1, 3.0), (2, 3.0), (4, 3.0), (8, 3.0)),
     )
@@ -71,7 +67,6 @@ def test_steps_that_a_thinned_rank_left_out_are_dropped():
 
 def test_a_thinned_rank_that_is_ahead_of_a_full_one_gives_the_same_steps():
     history = history_of(
-        2,
         points(0, (1, 3.0), (2, 3.0), (4, 3.0), (8, 3.0)),
         points(1, (1, 1.0)),
         points(1, *[(step, 1.0) for step in range(2, 9)]),
@@ -82,7 +77,6 @@ def test_a_thinned_rank_that_is_ahead_of_a_full_one_gives_the_same_steps():
 
 def test_a_run_cut_short_keeps_only_steps_of_all_ranks():
     history = history_of(
-        2,
         points(0, (1, 1.0), (2, 1.0), (3, 1.0)),
         points(1, (1, 3.0), (2, 3.0)),
         Exited(1, -9),
@@ -94,34 +88,34 @@ def test_a_run_cut_short_keeps_only_steps_of_all_ranks():
 
 def test_a_rank_that_returned_early_does_not_hold_the_others_back():
     history = history_of(
-        2, points(0, (1, 1.0)), points(1, (1, 3.0)), Returned(1, 0), points(0, (2, 5.0))
+        points(0, (1, 1.0)), points(1, (1, 3.0)), Returned(1, 0), points(0, (2, 5.0))
     )
     assert history["loss"] == [2.0, 5.0]
 
 
 def test_nan_and_infinity_are_kept():
-    history = history_of(1, points(0, (1, 1.0), (2, math.nan), (3, math.inf), (4, -math.inf)))
+    history = history_of(points(0, (1, 1.0), (2, math.nan), (3, math.inf), (4, -math.inf)))
     assert history["loss"][0] == 1.0
     assert math.isnan(history["loss"][1])
     assert history["loss"][2:] == [math.inf, -math.inf]
 
 
 def test_a_value_told_twice_at_one_step_counts_once_with_its_last_word():
-    history = history_of(1, points(0, (5, 0.1), (5, 0.9), name="accuracy"))
+    history = history_of(points(0, (5, 0.1), (5, 0.9), name="accuracy"))
     assert history["accuracy"] == [0.9]
-    both = history_of(2, points(0, (5, 1.0)), points(1, (5, 3.0), (5, 5.0)))
+    both = history_of(points(0, (5, 1.0)), points(1, (5, 3.0), (5, 5.0)))
     assert both["loss"] == [3.0]
 
 
 def test_three_loops_in_one_function_follow_each_other():
     fold = [(1, 3.0), (2, 2.0)]
-    history = history_of(1, points(0, *fold), points(0, *fold), points(0, *fold))
+    history = history_of(points(0, *fold), points(0, *fold), points(0, *fold))
     assert history.steps("loss") == [1, 2, 3, 4, 5, 6]
     assert history["loss"] == [3.0, 2.0] * 3
 
 
 def test_it_reads_like_a_mapping():
-    history = history_of(1, points(0, (1, 1.0)), points(0, (1, 0.5), name="accuracy"))
+    history = history_of(points(0, (1, 1.0)), points(0, (1, 0.5), name="accuracy"))
     assert list(history) == ["loss", "accuracy"]
     assert len(history) == 2
     assert "loss" in history
@@ -132,7 +126,7 @@ def test_it_reads_like_a_mapping():
 
 
 def test_an_unknown_series_names_the_known_ones():
-    history = history_of(1, points(0, (1, 1.0)))
+    history = history_of(points(0, (1, 1.0)))
     with pytest.raises(NoSuchSeries, match=r"no series 'los'; it has: loss") as caught:
         history["los"]
     assert isinstance(caught.value, KeyError)
@@ -140,9 +134,7 @@ def test_an_unknown_series_names_the_known_ones():
 
 
 def test_rows_and_csv_put_the_series_side_by_side(tmp_path):
-    history = history_of(
-        1, points(0, (1, 1.0), (2, math.nan)), points(0, (2, 0.5), name="accuracy")
-    )
+    history = history_of(points(0, (1, 1.0), (2, math.nan)), points(0, (2, 0.5), name="accuracy"))
     rows = history.rows()
     assert rows[0] == {"step": 1, "loss": 1.0, "accuracy": None}
     assert rows[1]["accuracy"] == 0.5
@@ -156,20 +148,20 @@ def test_rows_and_csv_put_the_series_side_by_side(tmp_path):
 def test_pandas_is_asked_for_by_name_when_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingPackage, match="pandas is not installed") as caught:
-        history_of(1, points(0, (1, 1.0))).to_pandas()
+        history_of(points(0, (1, 1.0))).to_pandas()
     assert isinstance(caught.value, ImportError)
     assert "history.rows()" in caught.value.fix
 
 
 def test_to_pandas_has_the_step_as_index():
     pytest.importorskip("pandas")
-    frame = history_of(1, points(0, (1, 1.0), (2, 0.5))).to_pandas()
+    frame = history_of(points(0, (1, 1.0), (2, 0.5))).to_pandas()
     assert frame["loss"].tolist() == [1.0, 0.5]
     assert frame.index.tolist() == [1, 2]
 
 
 def test_a_history_travels_by_pickle():
-    history = history_of(2, points(0, (1, 2.0)), points(1, (1, 4.0)))
+    history = history_of(points(0, (1, 2.0)), points(1, (1, 4.0)))
     again = pickle.loads(pickle.dumps(history))
     assert again["loss"] == [3.0]
     again.handle(points(0, (2, 1.0)))

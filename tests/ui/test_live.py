@@ -24,7 +24,7 @@ class Feed:
     """A history and a view that get the same events, as the launcher hands them out."""
 
     def __init__(self, view_of=live_view):
-        self.history = History(2)
+        self.history = History()
         self.view = view_of(self.history, "main", 2)
 
     def send(self, *events):
@@ -148,7 +148,7 @@ import time
 from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics, Progress, Returned
 from notebook_accel.ui.live import live_view, show
-history = History(1)
+history = History()
 view = live_view(history, "main · 2 CPU processes", 1)
 end = time.monotonic() + SECONDS
 step = 0

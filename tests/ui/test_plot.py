@@ -15,7 +15,7 @@ from notebook_accel.ui import plot
 
 
 def history_of(**series):
-    history = History(1)
+    history = History()
     for name, values in series.items():
         history.handle(Metrics(0, [(name, step, v) for step, v in enumerate(values, 1)]))
     return history
@@ -106,7 +106,7 @@ def test_a_run_with_many_curves_says_how_many_it_left_out():
 def test_drawing_leaves_pyplot_alone():
     code = (
         "import sys\nfrom notebook_accel.events.history import History\n"
-        "from notebook_accel.ui import plot\nplot.png(History(1), 'run')\n"
+        "from notebook_accel.ui import plot\nplot.png(History(), 'run')\n"
         "print('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -8,7 +8,7 @@ from notebook_accel.ui import words
 
 
 def test_the_line_says_where_the_run_is_and_how_fast_it_goes():
-    history, rates = History(1), Rates(1)
+    history, rates = History(), Rates(1)
     assert words.status(history, rates) == "waiting for the first step"
     history.handle(Metrics(0, [("loss", 20, 0.21256)]))
     rates.handle(Progress(0, 10, 3, 2, 23, 320), 10.0)
@@ -21,7 +21,7 @@ def test_the_line_says_where_the_run_is_and_how_fast_it_goes():
 def test_a_loader_of_unknown_length_has_no_total_and_no_time_left():
     rates = Rates(1)
     rates.handle(Progress(0, 1, 0, 5, None, 0), 1.0)
-    assert words.status(History(1), rates) == "epoch 0 · batch 5 · step 1"
+    assert words.status(History(), rates) == "epoch 0 · batch 5 · step 1"
 
 
 def test_the_summary_says_how_much_was_done_and_why_it_ended():
@@ -57,7 +57,7 @@ def test_durations_read_like_a_clock():
 
 
 def history_of(**series):
-    history = History(1)
+    history = History()
     for name, values in series.items():
         history.handle(Metrics(0, [(name, step, v) for step, v in enumerate(values, 1)]))
     return history
@@ -79,7 +79,7 @@ def test_the_facts_count_what_is_not_finite():
 def test_the_facts_of_few_points_say_where_they_are():
     history = history_of(loss=[2.0])
     assert words.facts(history) == "loss 2.000 at step 1"
-    history = History(1)
+    history = History()
     history.handle(Metrics(0, [("accuracy", 50, 0.5), ("accuracy", 100, 1234.5)]))
     assert words.facts(history) == (
         "accuracy 0.500 -> 1.23e+03 over 2 points up to step 100, highest 1.23e+03 at 100"
