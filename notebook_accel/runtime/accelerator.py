@@ -249,6 +249,7 @@ class Accelerator(
             self._check_process()
         if self._live is not None:
             self._live.note(loss, sys._getframe(1))
+        self._guards.backward()
         divisor = self._clock.backward()
         if divisor != 1 and (kwargs or loss.dim()):
             loss = loss / divisor

@@ -8,6 +8,7 @@ themselves: afterwards a step costs nothing more.
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,15 +21,18 @@ from torch.optim import Optimizer
 
 from notebook_accel.config.guards import wanted
 from notebook_accel.data.loader import Pass, PreparedLoader
-from notebook_accel.events import rails
+from notebook_accel.events import context, rails
 from notebook_accel.events.lines import US, owner_of, persons_frame
 from notebook_accel.ranks.hooks import Hook
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.optimizer import PreparedOptimizer
+from notebook_accel.runtime.unprepared import call_of_prepare, check_loader, warn_of_nothing
 from notebook_accel.strategies.base import Engine
 
 REHEARSAL_STEPS = 4
+
+_num_backward = [0]  # calls of accelerator.backward, of any Accelerator of this process
 
 
 class Guards:
@@ -40,14 +44,17 @@ class Guards:
         self._clock = clock
         self._said_batch = False
         self._seen: set[int] = set()
+        # Several ranks train, and nothing was prepared yet; one of them says it.
+        self._alone = engine.layout.data_size > 1 and world.rank == 0
 
     def prepared(self, given: Sequence[Any], dressed: Sequence[Any], every: Any) -> None:
         """Look at what ``prepare`` got and gives; ``every`` is the wardrobe with all there is."""
         person = persons_frame(sys._getframe(1))
         if person is not None and self._world.rank == 0:
-            changed = [new for old, new in zip(given, dressed, strict=True) if new is not old]
+            changed = [old for old, new in zip(given, dressed, strict=True) if new is not old]
             if changed and is_discarded(person, sys._getframe(1)):
-                self._discarded(changed, person)
+                self._discarded(given, changed, person)
+        self._alone = False
         for one in dressed:
             if id(one) in self._seen:
                 continue
@@ -62,14 +69,21 @@ class Guards:
                 check_pinned(one, person)
         self._say_batch(every)
 
-    def _discarded(self, changed: list[Any], person: FrameType) -> None:
+    def backward(self) -> None:
+        """Note a call of ``accelerator.backward``."""
+        _num_backward[0] += 1
+        if self._alone:
+            self._alone = False
+            warn_of_nothing(self._world.size, persons_frame(sys._getframe(1)))
+
+    def _discarded(self, given: Sequence[Any], changed: list[Any], person: FrameType) -> None:
         kinds = ", ".join(type(one).__name__ for one in changed)
         rails.warn(
             "discarded-prepare",
             f"the result of prepare() is thrown away ({kinds})",
             "prepare gives new objects; those that you had are not spread over ranks, "
             "and an optimizer would step on every micro-batch",
-            "write `model, optimizer, loader = accelerator.prepare(model, optimizer, loader)`",
+            f"write `{call_of_prepare(given)}`",
             person.f_code.co_filename,
             person.f_lineno,
         )
@@ -83,7 +97,7 @@ class Guards:
         loader = every.loaders[0]
         sampler = loader.source.batch_sampler
         counted = loader.source.batch_size or getattr(sampler, "batch_size", None)
-        if not counted or self._world.rank != 0:
+        if not counted or self._world.rank != 0 or not wanted("effective-batch"):
             return
         together = loader.total_batch_size
         steps = self._clock.num_steps
@@ -93,11 +107,10 @@ class Guards:
         )
 
 
+@functools.cache  # once a launch, however many Accelerators it makes
 def note_batch(arithmetic: str) -> None:
     """Say what one optimizer step sees; a statement, not a warning."""
-    if wanted("effective-batch"):
-        announce = getattr(sys.stderr, "announce", sys.stderr.write)
-        announce(f"note: {arithmetic}\n")
+    rails.note(arithmetic)
 
 
 # ── at prepare ────────────────────────────────────────────────────────────────────────────────
@@ -130,7 +143,7 @@ def check_pinned(loader: PreparedLoader, person: FrameType | None) -> None:
         "non_blocking=True for a loader whose memory is not pinned",
         "a copy from memory that is not pinned waits for the device in any case",
         "make the loader with pin_memory=True",
-        *_line(person),
+        *rails.line_of(person),
     )
 
 
@@ -195,6 +208,8 @@ class Rehearsal:
         self._rates: list[float] = []  # the learning rate at each backward since the last step
         self._forwards: dict[int, bool] = {}  # wrapped models: whether they ran since the last step
         self._models: list[nn.Module] | None = None
+        self._num_backward = _num_backward[0]  # as of the last step
+        self._said_direct = False
         inner: Optimizer = optimizer.inner
         groups = inner.param_groups
         probes = [one for group in groups for one in group["params"] if one.requires_grad]
@@ -218,27 +233,57 @@ class Rehearsal:
         if person is None:
             return
         direct = not _ours_between(frame, person)
-        if direct and (self._engine.scales or self._clock.num_steps > 1):
-            missing = "scaled" if self._engine.scales else "divided by the accumulated batches"
-            self._warn(
-                "direct-backward",
-                "loss.backward() is called directly",
-                f"the loss is not {missing}, so its gradients have another size",
-                "write accelerator.backward(loss)",
-                person,
-            )
+        if direct:
+            self._check_direct(person)
+
+    def _check_direct(self, person: FrameType | None) -> None:
+        """Warn of a backward that was the person's own, where that is wrong."""
+        if self._said_direct or not (self._engine.scales or self._clock.num_steps > 1):
+            return
+        self._said_direct = True
+        missing = "scaled" if self._engine.scales else "divided by the accumulated batches"
+        self._warn(
+            "direct-backward",
+            "loss.backward() is called directly",
+            f"the loss is not {missing}, so its gradients have another size",
+            "write accelerator.backward(loss)",
+            person,
+        )
 
     def _step(self, *args: Any) -> None:
         """Look back at what happened since the last step; the step is about to be made."""
         rates, self._rates = self._rates, []
         person = persons_frame(sys._getframe(1))
         if rates:
+            if _num_backward[0] == self._num_backward:  # also where autograd's threads hide it
+                self._check_direct(person)
+                self._check_curve(person)
+            if self._steps_left == REHEARSAL_STEPS and self._watches_data:
+                check_loader(self._world.size, person)
             self._check_accumulation(rates, person)
             self._check_forwards(person)
             self._check_device(person)
             self._steps_left -= 1
+        self._num_backward = _num_backward[0]
         for key in self._forwards:
             self._forwards[key] = False
+
+    @property
+    def _watches_data(self) -> bool:
+        several = self._engine.layout.data_size > 1 and self._world.rank == 0
+        return several and bool(self._models) and wanted("unprepared-loader")
+
+    def _check_curve(self, person: FrameType | None) -> None:
+        if context.current() is None or self._said_direct:
+            return
+        averaged = "gradients are averaged all the same, but " if self._models else ""
+        self._warn(
+            "plain-backward",
+            "the optimizer steps, and accelerator.backward(loss) was never called",
+            f"{averaged}accumulation, loss scaling and the live curve need the loss",
+            "write accelerator.backward(loss) in place of loss.backward()",
+            person,
+        )
 
     def _check_accumulation(self, rates: list[float], person: FrameType | None) -> None:
         steps, window = self._clock.num_steps, self._clock.window
@@ -291,7 +336,7 @@ class Rehearsal:
                 f"{self._world.device}",
                 "a device written into the code is the same for all ranks, which then share it",
                 "use accelerator.device, or leave moving to accelerator.prepare",
-                *_line(person),
+                *rails.line_of(person),
             )
 
     def _find_models(self) -> list[nn.Module]:
@@ -312,11 +357,7 @@ class Rehearsal:
 
     def _warn(self, name: str, what: str, why: str, fix: str, person: FrameType | None) -> None:
         if self._world.rank == 0:  # all ranks run the same lines
-            rails.warn(name, what, why, fix, *_line(person))
-
-
-def _line(person: FrameType | None) -> tuple[str, int]:
-    return ("", 0) if person is None else (person.f_code.co_filename, person.f_lineno)
+            rails.warn(name, what, why, fix, *rails.line_of(person))
 
 
 def misplaced(found: set[torch.device], own: torch.device) -> torch.device | None:
@@ -344,5 +385,5 @@ def check_gather(tensor: Any, current: Pass | None, rank: int) -> None:
             f"gather() in an evaluation counts {repeats} samples of the last batch twice",
             "they are repeated so that all ranks have equal batches",
             "use accelerator.gather_for_metrics",
-            *_line(person),
+            *rails.line_of(person),
         )

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from notebook_accel.config.project import ProjectConfiguration
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events import rails
 from notebook_accel.ranks.world import World, leave
 from notebook_accel.runtime.clock import Clock
@@ -107,7 +107,15 @@ class Recording:
         ``step`` is an optimizer step. Left out, curves and files take the newest one (logs are
         counted where nothing prepared steps), and a backend that counts by itself counts.
         ``log_kwargs`` holds further arguments for each tracker's ``log``, under its name.
+
+        Errors: RuntimeMisuse for values without names.
         """
+        if not isinstance(values, Mapping):
+            raise RuntimeMisuse(
+                f"accelerator.log() got a value of type {type(values).__name__}, not a dict.",
+                "each value needs the name of the curve that it belongs to.",
+                'write accelerator.log({"loss": value}).',
+            )
         if self._world.rank != 0:
             return
         newest = self._clock.step or self._num_logs

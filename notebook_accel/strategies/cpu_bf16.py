@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import sys
 from pathlib import Path
+
+from notebook_accel.events import rails
 
 _CPUINFO = Path("/proc/cpuinfo")
 # As Linux spells them: Intel's matrix unit, AVX-512 of Intel and AMD, ARM.
@@ -28,5 +29,4 @@ def say_how_bf16_runs() -> None:
     except OSError:
         return
     how = f"is native ({unit})" if unit else "is emulated, often slower than float32"
-    announce = getattr(sys.stderr, "announce", sys.stderr.write)
-    announce(f"note: bf16 on this CPU {how}\n")
+    rails.note(f"bf16 on this CPU {how}")

@@ -40,6 +40,6 @@ def test_the_unit_for_bf16_is_read_from_the_flags(flags: str, unit: str | None) 
 def test_it_is_said_once() -> None:
     said = subprocess.run(
         [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=90, check=True
-    ).stderr
+    ).stdout
     assert said.count("note: bf16 on this CPU is ") == 1
     assert "native (" in said or "emulated" in said
