@@ -130,9 +130,9 @@ def _check_arguments(
         given = ", ".join([*map(repr, args), *(f"{name}=..." for name in kwargs)])
         first = names[0] if names else "batch_size"
         raise BatchArguments(
-            f"{_name(function)}({given}) does not fit: {error}.",
-            f"find_executable_batch_size puts the batch size first, as {first!r}.",
-            f"write def {_name(function)}(batch_size, ...) and call it without the batch size.",
+            f"{_name(function)}({given}) does not fit: {error}",
+            f"find_executable_batch_size puts the batch size first, as {first!r}",
+            f"write def {_name(function)}(batch_size, ...) and call it without the batch size",
         ) from None
 
 

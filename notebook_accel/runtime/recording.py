@@ -112,9 +112,9 @@ class Recording:
         """
         if not isinstance(values, Mapping):
             raise RuntimeMisuse(
-                f"accelerator.log() got a value of type {type(values).__name__}, not a dict.",
-                "each value needs the name of the curve that it belongs to.",
-                'write accelerator.log({"loss": value}).',
+                f"accelerator.log() got a value of type {type(values).__name__}, not a dict",
+                "each value needs the name of the curve that it belongs to",
+                'write accelerator.log({"loss": value})',
             )
         if self._world.rank != 0:
             return
