@@ -12,6 +12,7 @@ from typing import Any
 THE_PERSON, US, BETWEEN = range(3)  # who wrote a line; between: libraries, calling or called
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
+_told: dict[str, int] = {}  # in a worker: the cells of the notebook that started it
 
 
 def owner_of(filename: str) -> int:
@@ -38,21 +39,32 @@ def place_of(filename: str, line: int) -> str:
 
 def cell_number(filename: str) -> int | None:
     """Give the execution count of the cell that was compiled as ``filename``, if one was."""
-    shell = ipython()
-    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
-    if names is None and "ipykernel" in filename:
-        names = _names_by_source(shell)
-    if names and filename in names:
-        return int(names[filename])
+    if filename in _told:
+        return _told[filename]
+    if "ipykernel" in filename:
+        return cell_numbers().get(filename)
     match = re.match(r"<ipython-input-(\d+)-", filename)
     return int(match.group(1)) if match else None
+
+
+def cell_numbers() -> dict[str, int]:
+    """Give the execution counts of all cells by the names of their files."""
+    shell = ipython()
+    compiler: Any = getattr(shell, "compile", None)
+    if hasattr(compiler, "_filename_map"):
+        return dict(compiler._filename_map)
+    return _names_by_source(shell) if hasattr(compiler, "get_code_name") else {}
+
+
+def tell_cells(numbers: dict[str, int]) -> None:
+    """Let a worker know the cells of the notebook that started it."""
+    _told.update(numbers)
 
 
 def _names_by_source(shell: Any) -> dict[str, int]:
     """Find the file names of all cells where the compiler keeps none: IPython before 8."""
     names = {}
-    history = getattr(shell, "history_manager", None)  # the shell of a fresh worker has none
-    for number, source in enumerate(getattr(history, "input_hist_raw", ())):
+    for number, source in enumerate(shell.history_manager.input_hist_raw):
         for text in (source, source + "\n"):  # the history has no newline at the end
             names[shell.compile.get_code_name(text, text, number)] = number
     return names

@@ -27,6 +27,7 @@ from typing import Any
 from multiprocess import spawn as interpreter
 
 from notebook_accel.errors import LaunchError
+from notebook_accel.events import lines
 from notebook_accel.launch import forkserver, wire, worker
 from notebook_accel.launch.crew import Children, Crew
 from notebook_accel.launch.memory import anonymous_file
@@ -308,6 +309,7 @@ def _payload(job: Job) -> tuple[int, int]:
         "kwargs": job.kwargs,
         "classes": encoder.main_classes,  # filled while the parts before it are pickled
         "cells": dict(_cells()),
+        "numbers": lines.cell_numbers(),
         "random": random.getstate(),
         "numpy": numpy.random.get_state() if numpy is not None else None,
         "torch": torch.get_rng_state(),

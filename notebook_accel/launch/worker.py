@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from notebook_accel.errors import Explained, LaunchError, StopRun
-from notebook_accel.events import context
+from notebook_accel.events import context, lines
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.model import Returned, Started
 from notebook_accel.events.pulse import Pulse
@@ -331,8 +331,10 @@ def forked_call(
 ) -> Callable[[], Call]:
     """The way in of a forked worker: all is here, but Python reseeds ``random`` in a fork."""
     state = random.getstate()
+    numbers = lines.cell_numbers()  # IPython before 8 finds them by the kernel's process id
 
     def load() -> Call:
+        lines.tell_cells(numbers)
         random.setstate(state)
         return Call(function, args, kwargs, _known_classes())
 
@@ -355,6 +357,7 @@ def fresh_call(payload: int) -> Callable[[], Call]:
         main.__name__ = "__main__"
         sys.modules["__main__"] = main
         linecache.cache.update(sent["cells"])
+        lines.tell_cells(sent["numbers"])
         random.setstate(sent["random"])
         if sent["numpy"] is not None:
             import numpy as np

@@ -182,3 +182,4 @@ def test_a_guard_rail_of_a_worker_warns_in_the_cell(kernel, method):
     assert not reply.error, reply.traceback
     assert reply.out.endswith("trained\n")
     assert "GuardRail: the result of prepare() is thrown away" in reply.err
+    assert f"Cell In[{kernel.execution_count - 1}], line 4" in reply.err
