@@ -7,6 +7,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TESTS ?= tests
+# Most tests wait for processes: two at a time, whole files, halve the time on two cores.
+ABREAST ?= 2
 
 .PHONY: env demo test test-slow soak lint format bench notebooks clean
 
@@ -23,7 +25,7 @@ demo: env
 	$(RUN) notebooks/run_demo.py
 
 test: env
-	$(RUN) -m pytest $(TESTS)
+	$(RUN) -m pytest -n $(ABREAST) --dist loadfile $(TESTS)
 
 test-slow: env
 	$(RUN) -m pytest -m 'slow and not soak' $(TESTS)
@@ -49,6 +51,9 @@ $(VENV)/.bench: $(READY)
 
 bench: $(VENV)/.bench
 	$(RUN) benchmarks/launch.py
+	$(RUN) benchmarks/step.py
+	$(RUN) benchmarks/gather.py
+	$(RUN) benchmarks/checkpoint.py
 
 clean:
 	rm -rf $(VENV) build dist out
