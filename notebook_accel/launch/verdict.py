@@ -126,9 +126,11 @@ def _without_noise(message: str) -> str:
 def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
     beats = [state.wait.beat for state in ranks]
     sizes = len({beat.num_bytes for beat in beats}) > 1
-    if len({beat.kind for beat in beats}) == 1 and sizes:
+    # One call may be several collectives: a rank that saw unlike tensors is in the next one.
+    one_call = len({state.wait.where() for state in ranks}) == 1
+    if sizes and (one_call or len({beat.kind for beat in beats}) == 1):
         what = "the ranks bring tensors of different sizes to one collective: "
-        places = [f"rank {s.rank} {s.wait.beat.num_bytes} bytes{_in(s)}" for s in ranks]
+        places = [f"rank {state.rank}{_bytes(state)}{_in(state)}" for state in ranks]
         fix = "bring tensors of the same shape and dtype from every rank (pad_across_processes)"
     else:
         what = "the ranks wait for each other in different places: "
@@ -148,6 +150,11 @@ def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
 def _differ(ranks: list[RankState]) -> bool:
     """Whether the ranks were last seen in collectives that do not belong together."""
     return len({meeting(state.wait.beat) for state in ranks if state.wait.beat.inside}) > 1
+
+
+def _bytes(state: RankState) -> str:
+    num_bytes = state.wait.beat.num_bytes
+    return f" {num_bytes} bytes" if num_bytes else ""
 
 
 def _in(state: RankState) -> str:

@@ -34,6 +34,7 @@ def test_ranks_in_different_places_are_named_with_their_lines_and_counts() -> No
     assert "backward so far, rank 0: 3, rank 1: 4" in error.why
     assert "other collectives so far, rank 0: 1, rank 1: 0" in error.why
     assert "take it out of `if accelerator.is_main_process`" in error.fix
+    assert "where one rank leaves a loop early (break, continue)" in error.fix
 
 
 def test_a_rank_that_returned_is_named_before_the_one_that_waits() -> None:
@@ -73,6 +74,21 @@ def test_an_abort_of_gloo_over_different_sizes_is_explained() -> None:
         "rank 1 12 bytes in gather at File train.py:14"
     )
     assert "pad_across_processes" in error.fix
+
+
+def test_a_rank_that_went_on_to_the_next_collective_of_the_same_call_is_in_the_same_place() -> None:
+    refusing = Beat(5, True, "all_gather_object", 1, 0, 3)
+    ranks = [
+        rank(0, "gather", 14, GATHER, code=-signal.SIGABRT, order=1),
+        rank(1, "gather", 14, refusing),
+    ]
+    error = verdict.blame(ranks, lambda number: None)
+    assert isinstance(error, RanksStuck)
+    assert error.what == (
+        "the ranks bring tensors of different sizes to one collective: "
+        "rank 0 8 bytes in gather at File train.py:14, "
+        "rank 1 in gather at File train.py:14"
+    )
 
 
 def test_an_abort_in_the_same_collective_stays_an_abort() -> None:
