@@ -271,7 +271,9 @@ class Rehearsal:
     @property
     def _watches_data(self) -> bool:
         several = self._engine.layout.data_size > 1 and self._world.rank == 0
-        return several and bool(self._models) and wanted("unprepared-loader")
+        if not several or not self._models or not wanted("unprepared-loader"):
+            return False
+        return not any(one.samples for one in self._every.loaders)  # the usual loop ends here
 
     def _check_curve(self, person: FrameType | None) -> None:
         if context.current() is None or self._said_direct:
