@@ -62,10 +62,10 @@ def accelerators(env: Mapping[str, str] | None = None) -> list[Device]:
     """
     env = os.environ if env is None else env
     chips = _read_nvml()
-    build = version("torch")
-    if chips and build.endswith("+cpu"):
+    if chips and version("torch").endswith("+cpu"):
         warnings.warn(
-            f"{len(chips)} GPUs are here, but torch {build} cannot use them", stacklevel=2
+            f"{len(chips)} GPUs are here, but torch {version('torch')} cannot use them",
+            stacklevel=2,
         )
         chips = []
     found = [(chip.uuid, chip.name, chip.total_bytes) for chip in visible(chips, env)]

@@ -9,6 +9,7 @@ killing it, before it reaps any worker, so that no number can have been given to
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -27,6 +28,9 @@ class Guard:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            # its start must not hold up the workers'; once they are gone it has the cores
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
         assert self._process.stdin is not None
         self.fd = self._process.stdin.fileno()
 
