@@ -62,7 +62,16 @@ def our_threads() -> list[threading.Thread]:
 
 
 def child_processes() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if not is_forkserver(one)]
+    children = psutil.Process().children(recursive=True)
+    return [one for one in children if not is_forkserver(one) and not is_browser(one)]
+
+
+def is_browser(process: psutil.Process) -> bool:
+    """Tell a process of the browser, which tests/browser keeps open and which forks as it likes."""
+    try:
+        return process.name().startswith("chrom")
+    except psutil.Error:
+        return False
 
 
 def is_forkserver(process: psutil.Process) -> bool:
