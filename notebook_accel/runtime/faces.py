@@ -23,6 +23,7 @@ from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.gradient_state import GradientState
 from notebook_accel.runtime.shown import not_there, settle, shared_state
+from notebook_accel.runtime.unsharded import Unsharded
 
 # What a topology's face shares with the one that it shows.
 _TOPOLOGY = ("_world", "_stop", "_passes", "_pid")
@@ -121,7 +122,7 @@ class PartialState(AmongRanks):
         PartialState._shared_state.clear()
 
 
-class AcceleratorState(PartialState):
+class AcceleratorState(PartialState, Unsharded):
     """What a PartialState shows, and the precision of the newest Accelerator.
 
     Errors: RuntimeMisuse when there is no Accelerator yet; ConfigError (a ValueError) for values
@@ -170,21 +171,8 @@ class AcceleratorState(PartialState):
         """How models are sharded; None, as they are not."""
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """How DeepSpeed trains; None, as it does not."""
-
-    @property
-    def parallelism_config(self) -> None:
-        """How ranks are laid out over several dimensions; None, as they are not."""
-
-    @property
     def device_mesh(self) -> None:
         """The mesh of ranks; None, as there is one dimension."""
-
-    @property
-    def is_fsdp2(self) -> bool:
-        """Whether models are sharded by FSDP2."""
-        return False
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:

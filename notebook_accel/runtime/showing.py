@@ -18,6 +18,7 @@ from notebook_accel.runtime.faces import AcceleratorState, kind_of_ranks
 from notebook_accel.runtime.gradient_state import GradientState
 from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.runtime.prepare import Wardrobe
+from notebook_accel.runtime.unsharded import Unsharded
 from notebook_accel.strategies.base import Engine
 from notebook_accel.strategies.compiled import compile_model, uncompiled
 from notebook_accel.strategies.ddp import sync_next_backward
@@ -25,7 +26,7 @@ from notebook_accel.strategies.ddp import sync_next_backward
 Prepared = TypeVar("Prepared")
 
 
-class Showing:
+class Showing(Unsharded):
     """The part of an Accelerator that shows what is in it."""
 
     state: AcceleratorState
@@ -104,25 +105,12 @@ class Showing:
         return [one for one, _ in self._registered]
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """How DeepSpeed trains; None, as it does not."""
-
-    @property
-    def parallelism_config(self) -> None:
-        """How ranks are laid out over several dimensions; None, as they are not."""
-
-    @property
     def torch_device_mesh(self) -> None:
         """The mesh of ranks; None, as there is one dimension."""
 
     @property
     def fp8_backend(self) -> None:
         """Which library computes in eight bits; None, as none does."""
-
-    @property
-    def is_fsdp2(self) -> bool:
-        """Whether models are sharded by FSDP2."""
-        return False
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
