@@ -75,3 +75,14 @@ def keep(root: Path, limit: int | None) -> None:
             going = root / f"checkpoint_{number}{_GOING}"  # never half a checkpoint under its name
             os.replace(place(root, number), going)
             shutil.rmtree(going, ignore_errors=True)
+
+
+def sweep(root: Path) -> None:
+    """Delete what lies broken below the newest complete checkpoint; no rank may be saving.
+
+    A rank that writes late puts its file where the main rank has deleted a checkpoint already.
+    """
+    complete = [number for number in numbers(root) if is_complete(place(root, number))]
+    for number in numbers(root):
+        if complete and number < complete[-1] and number not in complete:
+            shutil.rmtree(place(root, number), ignore_errors=True)

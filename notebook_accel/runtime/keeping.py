@@ -162,6 +162,8 @@ class Keeping:
             self.save_iteration = max([self.save_iteration, *behind])
         self._load_models(saved, **load_model_func_kwargs)
         give_back(saved, self._parts(), self._world, load_kwargs or {})
+        if root is not None and self.should_save_model:
+            numbered.sweep(root)
         self._world.wait()  # nobody may save over it while others still read
 
     def wait_for_save(self) -> None:
