@@ -25,6 +25,7 @@ KERNEL_SIDE = {
     "launch": BOTH,
     "ui": {*BOTH, "launch"},
     "cli": {*BOTH, "launch"},
+    "__main__": {"cli"},
 }
 WORKER_SIDE = {
     "ranks": BOTH,

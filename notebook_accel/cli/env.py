@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
@@ -12,6 +13,16 @@ from notebook_accel import __version__
 from notebook_accel.launch.devices import Device, accelerators, usable_cores
 
 _PACKAGES = ("torch", "ipykernel", "ipywidgets", "multiprocess", "cloudpickle", "matplotlib")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this command: there are none."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report."""
+    print(report())
+    return 0
 
 
 def report() -> str:

@@ -22,6 +22,12 @@ def test_the_version_is_the_package_version() -> None:
     assert typed("--version").stdout == f"notebook-accel {__version__}\n"
 
 
+def test_python_dash_m_runs_the_same_command() -> None:
+    words = [sys.executable, "-m", "notebook_accel", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"notebook-accel {__version__}\n"
+
+
 def test_env_names_versions_devices_cores_and_start_methods() -> None:
     done = typed("env")
     assert done.returncode == 0, done.stderr
