@@ -57,7 +57,8 @@ class Progress:
 
     ``step`` counts finished optimizer steps, ``epoch`` passes over the training loader (from 0),
     ``batch`` of ``num_batches`` (None when unknown) batches of this pass have been taken, and
-    ``samples`` training samples have been seen by this rank since the start.
+    ``samples`` training samples have been seen by this rank since the start. ``data_wait_s`` is how
+    long it has waited for its loader since then.
     """
 
     rank: int
@@ -66,6 +67,22 @@ class Progress:
     batch: int = 0
     num_batches: int | None = None
     samples: int = 0
+    data_wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """How far something long is that is no training step: saving a checkpoint, broadcasting.
+
+    ``done`` of ``total`` (None when unknown) in ``unit``; over when both are equal. ``rank`` is -1
+    for what the kernel itself does. Nothing is said of a task that is over within a second.
+    """
+
+    rank: int
+    name: str
+    done: float
+    total: float | None = None
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,7 @@ Event = (
     | Display
     | Metrics
     | Progress
+    | Task
     | Returned
     | LeftBehind
     | Landmark

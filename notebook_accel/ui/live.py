@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from notebook_accel.events.controls import Controls
 from notebook_accel.events.history import History, Rates
 from notebook_accel.events.model import (
     Display,
@@ -30,8 +31,12 @@ from notebook_accel.ui.place import Place, has_kernel, place
 from notebook_accel.ui.screens import CellScreen, Screen, TextScreen, picture, publish
 
 
-def live_view(history: History, title: str, num_ranks: int) -> Sink:
+def live_view(
+    history: History, title: str, num_ranks: int, controls: Controls | None = None
+) -> Sink:
     """Make the view that suits this place: a picture in a cell, a line in a terminal, or none.
+
+    ``controls`` are the calls behind its buttons; None: the run takes no orders.
 
     Errors: ConfigError when NOTEBOOK_ACCEL_UI holds an unknown word.
     """
