@@ -2,35 +2,82 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from notebook_accel import __version__
+from notebook_accel.cli.parsing import Parser, did_you_mean
+from notebook_accel.errors import ConfigError, Explained
 
-# name -> what it does. notebook_accel.cli.<name> (dashes as underscores) has
+PROG = "notebook-accel"
+ABOUT = "Train a PyTorch loop on everything you have, without leaving the notebook."
+# What for -> name -> what it does. notebook_accel.cli.<name> (dashes as underscores) has
 # configure(parser) and run(options) -> exit code.
-COMMANDS = {
-    "env": "print what a bug report needs: versions, devices, cores",
+GROUPS = {
+    "find out": {
+        "env": "print what a bug report needs: versions, devices, cores",
+    },
 }
+COMMANDS = {name: help for group in GROUPS.values() for name, help in group.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: this process's) and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(
-        prog="notebook-accel",
-        description="Train a PyTorch loop on everything you have, without leaving the notebook.",
-    )
-    parser.add_argument("--version", action="version", version=f"notebook-accel {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, help in COMMANDS.items():
-        command = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
-        if words[:1] == [name]:
-            module = importlib.import_module(f"notebook_accel.cli.{name.replace('-', '_')}")
-            module.configure(command)
-            command.set_defaults(run=module.run)
-    options = parser.parse_args(words)
-    code: int = options.run(options)
-    return code
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        print(f"{PROG} {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        print(f"{PROG}: {_unknown(words[0])}\n  do:  {PROG} --help", file=sys.stderr)
+        return 2
+    parser = Parser(prog=f"{PROG} {words[0]}", description=sentence(COMMANDS[words[0]]))
+    module = command(words[0])
+    module.configure(parser)
+    return _finish(module, parser.parse_args(words[1:]))
+
+
+def command(name: str) -> Any:
+    """Import the module of a command."""
+    return importlib.import_module(f"notebook_accel.cli.{name.replace('-', '_')}")
+
+
+def overview() -> str:
+    """List all commands, by what they are for."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"usage: {PROG} COMMAND [options]", "", ABOUT]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<{width}}{help}" for name, help in group.items())]
+    return "\n".join([*lines, "", f"{PROG} COMMAND --help tells a command's options."])
+
+
+def sentence(help: str) -> str:
+    """Write a command's help as a sentence."""
+    return f"{help[0].upper()}{help[1:]}."
+
+
+def _unknown(word: str) -> str:
+    kind = "option" if word.startswith("-") else "command"
+    return f"unknown {kind} {word}{did_you_mean(word, [*COMMANDS, '--help', '--version'])}"
+
+
+def _finish(module: Any, options: Any) -> int:
+    """Run the command; what went wrong becomes a message and an exit code, not a traceback."""
+    try:
+        code: int = module.run(options)
+        sys.stdout.flush()
+        return code
+    except Explained as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader (head, less) went away: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

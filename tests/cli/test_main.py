@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from notebook_accel import __version__
 from notebook_accel.cli.env import device_lines
+from notebook_accel.cli.main import COMMANDS
+from notebook_accel.cli.parsing import Parser
 from notebook_accel.launch.devices import Device
 
 START = "import sys; from notebook_accel.cli.main import main; code = main(); "
@@ -40,9 +44,63 @@ def test_env_answers_without_importing_torch() -> None:
     assert typed("env", then="sys.exit('torch' in sys.modules)").returncode == 0
 
 
-def test_a_missing_or_unknown_command_is_a_usage_error() -> None:
-    assert typed().returncode == 2
-    assert "invalid choice: 'lunch'" in typed("lunch").stderr
+def test_no_command_lists_all_of_them_and_is_a_usage_error() -> None:
+    done = typed()
+    assert done.returncode == 2
+    assert done.stdout == typed("--help").stdout
+
+
+def test_an_unknown_command_names_the_nearest() -> None:
+    done = typed("evn")
+    assert done.returncode == 2
+    assert done.stderr.startswith("notebook-accel: unknown command evn; did you mean env?\n  do: ")
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    assert "unknown option --vresion; did you mean --version?" in typed("--vresion").stderr
+    done = typed("env", "--hlep")
+    assert done.returncode == 2
+    assert done.stderr.startswith("notebook-accel env: unknown option --hlep; did you mean --help?")
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    code = f"import os, sys\nos.close(os.dup(1))\n{START}sys.exit(code)"
+    first = subprocess.Popen(
+        [sys.executable, "-c", code, "env"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert first.stdout is not None and first.stderr is not None
+    first.stdout.close()
+    said = first.stderr.read().decode()
+    first.stderr.close()
+    assert first.wait(60) == 141
+    assert said == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_fits_80_columns(name: str) -> None:
+    """``--help`` ends by SystemExit, so each is asked in a process of its own."""
+    done = typed(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: notebook-accel {name}")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert len(done.stdout.split("\n\n")) > 1
+
+
+def test_the_overview_names_every_command_and_fits_80_columns() -> None:
+    lines = typed("--help").stdout.splitlines()
+    assert {line.split()[0] for line in lines if line.startswith("  ")} == set(COMMANDS)
+    assert max(map(len, lines)) <= 80
+
+
+def test_both_spellings_of_an_option_are_read_and_one_is_shown() -> None:
+    parser = Parser(prog="p")
+    parser.add_argument("-t", "--dry_run", action="store_true", help="do nothing")
+    parser.add_argument("--num-shards", type=int, help="how many")
+    read = parser.parse_args(["--dry-run", "--num_shards", "3"])
+    assert read.dry_run and read.num_shards == 3
+    shown = parser.format_help()
+    assert "-t, --dry_run  " in shown and "--num-shards N  " in shown
+    assert "--dry-run" not in shown and "--num_shards" not in shown
 
 
 def test_devices_are_listed_with_number_name_and_memory() -> None:
