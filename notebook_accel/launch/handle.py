@@ -11,22 +11,23 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.errors import LaunchError
+from notebook_accel.events.history import History
 from notebook_accel.events.lines import ipython
 from notebook_accel.launch.result import RunResult
 
 if TYPE_CHECKING:
-    from notebook_accel.launch.run import Run
+    from notebook_accel.launch.run import Attempt
 
 
-class RunHandle:
+class Run:
     """A running launch: ``wait()`` for its result, ``stop()`` it after a step, or ``kill()`` it.
 
     It can be awaited in a cell: ``result = await handle``.
     """
 
-    def __init__(self, go: Callable[[RunHandle], RunResult]) -> None:
+    def __init__(self, go: Callable[[Run], RunResult]) -> None:
         self._go = go
-        self._run: Run | None = None
+        self._attempt: Attempt | None = None
         self._asked: list[str] = []
         self._result: RunResult | None = None
         self._error: BaseException | None = None
@@ -35,11 +36,11 @@ class RunHandle:
         self._thread = threading.Thread(target=self._drive, name="notebook_accel run", daemon=True)
         self._thread.start()
 
-    def attach(self, run: Run) -> None:
+    def attach(self, attempt: Attempt) -> None:
         """Take the attempt that is about to start; called by the launcher."""
-        self._run = run
+        self._attempt = attempt
         for what in self._asked:
-            getattr(run, what)()
+            getattr(attempt, what)()
 
     @property
     def done(self) -> bool:
@@ -47,15 +48,9 @@ class RunHandle:
         return self._done.is_set()
 
     @property
-    def history(self) -> Any:
+    def history(self) -> History:
         """The curves so far."""
-        if self._run is None:
-            raise LaunchError(
-                "the run has not started yet",
-                "its workers are being prepared",
-                "ask again in a moment, or call wait() first",
-            )
-        return self._run.history
+        return self._attempt.history if self._attempt is not None else History()
 
     def stop(self) -> None:
         """Ask the ranks to stop after a step they agree on; ``wait()`` then has the rest."""
@@ -90,13 +85,13 @@ class RunHandle:
 
     def __repr__(self) -> str:
         if not self.done:
-            return "RunHandle(running)"
-        return f"RunHandle(done: {self._error or self._result!r})"
+            return "Run(running)"
+        return f"Run(done: {self._error or self._result!r})"
 
     def _ask(self, what: str) -> None:
         self._asked.append(what)
-        if self._run is not None:
-            getattr(self._run, what)()
+        if self._attempt is not None:
+            getattr(self._attempt, what)()
 
     def _drive(self) -> None:
         self._adopt_cell()

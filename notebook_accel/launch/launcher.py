@@ -6,24 +6,23 @@ or open file is different afterwards.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notebook_accel.config.schema import DEFAULT_PRECISION, LaunchSettings, given
-from notebook_accel.errors import ConfigError, RunInterrupted, RunTimeout
+from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.sinks import Sink
 from notebook_accel.launch import devices, display, failure, forkserver, inline, preflight, start
-from notebook_accel.launch.handle import RunHandle
+from notebook_accel.launch.attempts import attempts, view
+from notebook_accel.launch.handle import Run
 from notebook_accel.launch.plan import LaunchPlan, plan
 from notebook_accel.launch.result import RunResult
-from notebook_accel.launch.run import Interrupts, Order, Run, with_restart
+from notebook_accel.launch.run import Order
 from notebook_accel.launch.streams import Console
 
-_VIEW = "notebook_accel.ui.live"
 _MULTI_NODE_PORT = 29500
 
 
@@ -72,8 +71,8 @@ def notebook_launcher(
     device: None or "auto", "cpu", "cuda", "mps", "auto-or-cpu" (CPU ranks where accelerators are
         missing), the number of one GPU, or a list of numbers, which picks and orders.
     start_method: "auto", "fork", "forkserver", "spawn" or "inline" (one rank, in this process).
-    block: False returns a handle at once, with ``wait()``, ``stop()`` and ``kill()``; it can also
-        be awaited.
+    block: False returns a ``Run`` at once, with ``wait()``, ``stop()``, ``kill()`` and
+        the curves so far; it can also be awaited.
     timeout_s: seconds after which the run is ended, with where each rank was.
     env: environment variables for the workers.
     on_interrupt: "raise" RunInterrupted, which carries the partial result, or "return" it.
@@ -107,7 +106,7 @@ def notebook_launcher(
     job = start.Job(function, tuple(args), dict(kwargs or {}))
     given_settings = {"mixed_precision": str(mixed_precision)} if given(mixed_precision) else {}
     if start_method == "inline":
-        return inline.run(job, placed, given_settings, dict(env or {}), _view)
+        return inline.run(job, placed, given_settings, dict(env or {}), view)
     port = _port(use_port, rdzv_endpoint, num_nodes)
     address = rdzv_endpoint.partition(":")[0] or master_addr
 
@@ -130,12 +129,12 @@ def notebook_launcher(
         console = Console(len(placed.placements), log_line_prefix_template, first_rank=first, **how)
         return [console, display.Republisher(cell)]
 
-    def go(handle: RunHandle | None = None) -> RunResult:
-        return _attempts(order, sinks, max_restarts, handle)
+    def go(handle: Run | None = None) -> RunResult:
+        return attempts(order, sinks, max_restarts, handle)
 
     if block:
         return failure.without_our_frames(go)
-    return RunHandle(go)
+    return Run(go)
 
 
 def debug_launcher(
@@ -148,41 +147,6 @@ def debug_launcher(
     """
     result: RunResult = notebook_launcher(function, args, num_processes, device="cpu")
     return result
-
-
-def _attempts(
-    make_order: Callable[[], Order],
-    make_sinks: Callable[[], list[Sink]],
-    max_restarts: int,
-    handle: RunHandle | None,
-) -> RunResult:
-    """Run the order, again after each failure while restarts are left."""
-    with Interrupts() as interrupts:
-        order = make_order()
-        for attempt in range(max_restarts + 1):
-            run = Run(with_restart(order, attempt), interrupts)
-            title = f"{order.plan.device_words}, {order.choice.method}"
-            run.add_sinks([*make_sinks(), _view(run.history, title, len(order.plan.placements))])
-            if handle is not None:
-                handle.attach(run)
-            try:
-                return run.go()
-            except (RunInterrupted, RunTimeout):
-                raise
-            except Exception as error:
-                if attempt == max_restarts:
-                    raise
-                print(
-                    f"note: {type(error).__name__}: {error}\n"
-                    f"note: starting all ranks again ({attempt + 1} of {max_restarts} restarts)"
-                )
-    raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-def _view(history: Any, title: str, num_ranks: int) -> Sink:
-    """Make the live view by its name: the launch side does not import what draws."""
-    view: Sink = importlib.import_module(_VIEW).live_view(history, title, num_ranks)
-    return view
 
 
 def _launch_line(placed: LaunchPlan, choice: start.Choice) -> str:

@@ -1,7 +1,7 @@
-"""One run: made, driven to its end, read out, taken apart.
+"""One attempt at a run: made, driven to its end, read out, taken apart.
 
-``Run.go`` is the blocking driver. A handle (``block=False``) drives the same object from a thread
-that lives as long as the run, for the system ties a worker's life to the thread that forked it.
+``Attempt.go`` is the blocking driver. A handle (``block=False``) drives the same object from a
+thread that lives as long as the run: the system ties a worker's life to the thread that forked it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Interrupts:
             call()
 
 
-class Run:
+class Attempt:
     """One attempt to carry out an order."""
 
     def __init__(self, order: Order, interrupts: Interrupts) -> None:

@@ -85,7 +85,7 @@ def test_a_run_in_the_background_prints_under_its_own_cell_and_is_waited_for(
     started = kernel.finish(cell)
     assert "from the worker" not in started.out, "the cell has returned while the run goes on"
     wait_for_file(tmp_path / "pids1")
-    assert "RunHandle(running) False" in kernel.run("print(handle, handle.done)").out
+    assert "Run(running) False" in kernel.run("print(handle, handle.done)").out
     go(tmp_path)
     kernel.wait_for_output(cell, "[0] from the worker", "[1] from the worker")
     reply = kernel.run("print(handle.wait(20).values, handle.done)")
@@ -117,7 +117,7 @@ def test_an_error_in_the_background_is_raised_by_wait(kernel):
         reply = kernel.run("handle.wait(20)")
         assert reply.error == "KeyError"
         assert f"Cell In[{number}], line 2" in reply.traceback
-    assert "RunHandle(done: KeyError('boom'))" in kernel.run("print(handle)").out
+    assert "Run(done: KeyError('boom'))" in kernel.run("print(handle)").out
 
 
 def test_waiting_with_a_limit_leaves_the_run_alone(kernel, tmp_path):

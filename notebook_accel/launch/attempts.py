@@ -1,0 +1,56 @@
+"""From an order to a result: one attempt, and others after it while restarts are left."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from notebook_accel.errors import RunInterrupted, RunTimeout
+from notebook_accel.events.controls import Controls
+from notebook_accel.events.history import History
+from notebook_accel.events.sinks import Sink
+from notebook_accel.launch.handle import Run
+from notebook_accel.launch.result import RunResult
+from notebook_accel.launch.run import Attempt, Interrupts, Order, with_restart
+
+_VIEW = "notebook_accel.ui.live"
+
+
+def attempts(
+    make_order: Callable[[], Order],
+    make_sinks: Callable[[], list[Sink]],
+    max_restarts: int,
+    handle: Run | None,
+) -> RunResult:
+    """Carry out the order, again after each failure while restarts are left.
+
+    Errors: as ``Attempt.go``, of the last attempt.
+    """
+    with Interrupts() as interrupts:
+        order = make_order()
+        for number in range(max_restarts + 1):
+            attempt = Attempt(with_restart(order, number), interrupts)
+            title = f"{order.plan.device_words}, {order.choice.method}"
+            controls = Controls(attempt.stop, attempt.kill, is_blocking=handle is None)
+            num_ranks = len(order.plan.placements)
+            attempt.add_sinks([*make_sinks(), view(attempt.history, title, num_ranks, controls)])
+            if handle is not None:
+                handle.attach(attempt)
+            try:
+                return attempt.go()
+            except (RunInterrupted, RunTimeout):
+                raise
+            except Exception as error:
+                if number == max_restarts:
+                    raise
+                print(
+                    f"note: {type(error).__name__}: {error}\n"
+                    f"note: starting all ranks again ({number + 1} of {max_restarts} restarts)"
+                )
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def view(history: History, title: str, num_ranks: int, controls: Controls | None = None) -> Sink:
+    """Make the live view by its name: the launch side does not import what draws."""
+    made: Sink = importlib.import_module(_VIEW).live_view(history, title, num_ranks, controls)
+    return made
