@@ -13,8 +13,8 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +32,8 @@ _TPU_NAMES = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_AD
 class Device:
     """One accelerator that workers can use; ``index`` is its number for torch ("cuda:<index>").
 
-    ``kind`` is "cuda", "mps" or "tpu". Unknown sizes are 0 and an unknown ``uuid`` is empty.
+    ``kind`` is "cuda", "mps" or "tpu". Unknown sizes are 0 and an unknown ``uuid`` is empty;
+    ``capability`` is CUDA's compute capability, (7, 5) for a T4, or None where nobody knows.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Device:
     uuid: str = ""
     total_bytes: int = 0
     free_bytes: int = 0
+    capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Chip:
     total_bytes: int = 0
     free_bytes: int = 0
     slices: tuple[Chip, ...] = ()
+    capability: tuple[int, int] | None = None
 
 
 def accelerators(env: Mapping[str, str] | None = None) -> list[Device]:
@@ -72,9 +75,18 @@ def accelerators(env: Mapping[str, str] | None = None) -> list[Device]:
     if needs_cuda_order(chips, env) or (not chips and Path("/dev/kfd").exists()):
         settings = tuple((name, env.get(name)) for name in (*_VISIBILITY, _ORDER))
         found = _ask_torch(settings) or found
-    free = {part.uuid: part.free_bytes for chip in chips for part in (chip, *chip.slices)}
+    told = {part.uuid: part for chip in chips for part in (chip, *chip.slices)}
+    unknown = Chip("", "")
     devices = [
-        Device("cuda", index, name, uuid, total_bytes, free.get(uuid, total_bytes))
+        Device(
+            "cuda",
+            index,
+            name,
+            uuid,
+            total_bytes,
+            told[uuid].free_bytes if uuid in told else total_bytes,
+            told.get(uuid, unknown).capability,
+        )
         for index, (uuid, name, total_bytes) in enumerate(found)
     ]
     if sys.platform == "darwin" and platform.machine() == "arm64":
@@ -163,38 +175,44 @@ def cgroup_cores(root: Path, groups: str) -> float | None:
 
     ``groups`` is the text of /proc/self/cgroup; versions 1 and 2 are understood. None: no quota.
     """
-    quotas: list[float] = []
+    quotas = [
+        _quota_v2(group) if version == 2 else _quota_v1(group)
+        for version, group in levels(root, groups, "cpu")
+    ]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def levels(root: Path, groups: str, controller: str) -> Iterator[tuple[int, Path]]:
+    """Walk from our cgroup up to ``root``: the version and folder of each level."""
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            mounts, read = [root, root / "unified"], _quota_v2
-        elif "cpu" in controllers.split(","):
-            mounts, read = [root / controllers, root / "cpu"], _quota_v1
+            version, mounts = 2, [root, root / "unified"]
+        elif controller in controllers.split(","):
+            version, mounts = 1, [root / controllers, root / controller]
         else:
             continue
         inside = Path(path.lstrip("/"))
         for mount in mounts:
             for group in (inside, *inside.parents):
-                quota = read(mount / group)
-                if quota is not None:
-                    quotas.append(quota)
-    return min(quotas, default=None)
+                yield version, mount / group
 
 
 def _quota_v2(group: Path) -> float | None:
-    quota, period = [*_words(group / "cpu.max"), "max", "max"][:2]
+    quota, period = [*words_of(group / "cpu.max"), "max", "max"][:2]
     return None if "max" in (quota, period) else int(quota) / int(period)
 
 
 def _quota_v1(group: Path) -> float | None:
-    quota = _words(group / "cpu.cfs_quota_us")
-    period = _words(group / "cpu.cfs_period_us")
+    quota = words_of(group / "cpu.cfs_quota_us")
+    period = words_of(group / "cpu.cfs_period_us")
     if not quota or not period or int(quota[0]) <= 0:
         return None
     return int(quota[0]) / int(period[0])
 
 
-def _words(file: Path) -> list[str]:
+def words_of(file: Path) -> list[str]:
+    """Read the words of a file of the kernel's; none where it does not exist."""
     try:
         return file.read_text().split()
     except OSError:  # this level has no such file
@@ -221,7 +239,14 @@ def _chip(handle: Any) -> Chip:
         total_bytes, free_bytes = int(memory.total), int(memory.free)
     except pynvml.NVMLError:  # chips that share the host's memory do not tell
         total_bytes = free_bytes = 0
-    return Chip(uuid, name, total_bytes, free_bytes, tuple(_slices(handle)))
+    try:
+        capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    except pynvml.NVMLError:  # a slice may leave the answer to its chip
+        capability = None
+    slices = tuple(
+        replace(part, capability=part.capability or capability) for part in _slices(handle)
+    )
+    return Chip(uuid, name, total_bytes, free_bytes, slices, capability)
 
 
 def _slices(handle: Any) -> list[Chip]:

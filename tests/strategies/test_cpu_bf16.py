@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from notebook_accel.strategies.cpu_bf16 import bf16_unit
+from notebook_accel.config.cpu import bf16_unit
 
 TWICE = """
 import torch
