@@ -51,6 +51,7 @@ __path__.append(f"{__path__[0]}/compat")
 _FACES = (
     "accelerator",
     "big_modeling",
+    "checkpointing",
     "data_loader",
     "hooks",
     "inference",

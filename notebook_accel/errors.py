@@ -15,7 +15,8 @@ Explained
 └── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
 
 UserWarning
-└── GuardRail                      something that nothing else would show is probably a mistake
+├── GuardRail                      something that nothing else would show is probably a mistake
+└── CannotPadNestedTensorWarning   nested tensors stay as they are
 
 KeyboardInterrupt
 ├── StopRun                        raised inside a worker, at a step that all ranks agreed on
@@ -132,6 +133,10 @@ class GuardRail(UserWarning):
 
     In a test, ``warnings.simplefilter("error", GuardRail)`` makes errors of them.
     """
+
+
+class CannotPadNestedTensorWarning(UserWarning):
+    """A nested tensor was to be padded: it has no one length, and stays as it is."""
 
 
 class StopRun(KeyboardInterrupt):

@@ -1,7 +1,12 @@
 """Accelerate's ``data_loader`` module."""
 
 from notebook_accel.compat.doors import door as _door
-from notebook_accel.data.loader import PreparedLoader as DataLoaderShard
+from notebook_accel.data.roles import (
+    DataLoaderAdapter,
+    DataLoaderDispatcher,
+    DataLoaderShard,
+    DataLoaderStateMixin,
+)
 from notebook_accel.data.skip import skip_first_batches
 from notebook_accel.data.standalone import (
     BatchSamplerShard,
@@ -15,7 +20,10 @@ from notebook_accel.data.standalone import skipping_loader as SkipDataLoader
 
 __all__ = [
     "BatchSamplerShard",
+    "DataLoaderAdapter",
+    "DataLoaderDispatcher",
     "DataLoaderShard",
+    "DataLoaderStateMixin",
     "IterableDatasetShard",
     "SeedableRandomSampler",
     "SkipBatchSampler",

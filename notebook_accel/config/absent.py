@@ -25,7 +25,8 @@ _COMING = {
         convert_model_to_fp8_ao has_ao_layers filter_first_and_last_linear_layers
         AbstractTrainStep BertTrainStep GPTTrainStep T5TrainStep MegatronLMDummyDataLoader
         MegatronLMDummyScheduler avg_losses_across_data_parallel_group prepare_pippy
-        add_model_config_to_megatron_parser model_has_dtensor
+        add_model_config_to_megatron_parser model_has_dtensor compile_regions_deepspeed
+        compile_regions_fsdp2
     """,
     LAUNCH: """
         write_basic_config commands PrepareForLaunch prepare_simple_launcher_cmd_env
@@ -48,8 +49,7 @@ _COMING = {
         attach_align_device_hook attach_align_device_hook_on_blocks
     """,
     HARDWARE: """
-        MpDeviceLoaderWrapper set_numa_affinity check_cuda_p2p_ib_support
-        check_cuda_fp8_capability get_gpu_info
+        MpDeviceLoaderWrapper
     """,
 }
 WHAT_BRINGS = {name: what for what, names in _COMING.items() for name in names.split()}

@@ -6,7 +6,8 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from notebook_accel.errors import ConfigError
 
 Decorated = TypeVar("Decorated")
 PREFIX = "ACCELERATE_"
+# What ends a line, or means something to a shell, in a file of ``NAME=value`` lines.
+_UNSAFE = set(" ;\n<>")
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
@@ -98,6 +101,25 @@ def purge_accelerate_environment(func_or_cls: Decorated) -> Decorated:
 def are_libraries_initialized(*library_names: str) -> list[str]:
     """Give those of the libraries that are imported already."""
     return [name for name in library_names if name in sys.modules]
+
+
+def convert_dict_to_env_variables(current_env: Mapping[str, Any]) -> list[str]:
+    """Write variables as the lines of a file, ``NAME=value``; what is unsafe there is left out.
+
+    That is a name or value with a space, a semicolon, a newline or an angle bracket; a warning
+    names it.
+    """
+    lines = []
+    for name, value in current_env.items():
+        if _UNSAFE & set(f"{name}{value}"):
+            warnings.warn(
+                f"{name} is left out: its name or value holds one of ' ', ';', '<', '>' or a "
+                "newline, which a file of variables cannot.",
+                stacklevel=2,
+            )
+        else:
+            lines.append(f"{name}={value}\n")
+    return lines
 
 
 def _purged(function: Callable[..., Any]) -> Callable[..., Any]:

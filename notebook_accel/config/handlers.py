@@ -7,6 +7,7 @@ that a person changed (``to_kwargs``), so that torch's own defaults stay torch's
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -131,6 +132,14 @@ class DistributedDataParallelKwargs(KwargsHandler):
         }
         return DDP(**self.to_kwargs(), **hooks)
 
+    def register_comm_hook(self, model: Any) -> None:
+        """Let a DistributedDataParallel model of your own send its gradients in this form.
+
+        ``prepare`` does it for those that it wraps.
+        """
+        hook = str(self.comm_hook), str(self.comm_wrapper), self.comm_state_option
+        _worker_side("strategies.ddp", "compress_gradients")(model, *hook)
+
 
 @dataclass
 class ProfileKwargs(KwargsHandler):
@@ -152,6 +161,10 @@ class ProfileKwargs(KwargsHandler):
     with_flops: bool = False
     with_modules: bool = False
     output_trace_dir: str | None = None
+
+    def build(self) -> Any:
+        """Make torch's profiler of these settings, for use outside ``accelerator.profile()``."""
+        return _worker_side("runtime.profiling", "build_profiler")(self)
 
 
 @dataclass(frozen=True)
@@ -212,6 +225,12 @@ class Handlers:
                 "write the settings into strategy=DDP(...), or leave strategy out",
             )
         return ddp.to_wish()
+
+
+def _worker_side(module: str, name: str) -> Callable[..., Any]:
+    """Enter by name where torch is: a handler itself is plain data."""
+    found: Callable[..., Any] = getattr(importlib.import_module(f"notebook_accel.{module}"), name)
+    return found
 
 
 def _duration(given: Any) -> timedelta | None:

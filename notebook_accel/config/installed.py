@@ -7,8 +7,11 @@ import importlib.util
 import operator
 from collections.abc import Callable
 from importlib import metadata
+from typing import Any, TypeVar
 
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, MissingPackage
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 _COMPARE = {
     ">": operator.gt,
@@ -19,8 +22,11 @@ _COMPARE = {
     "!=": operator.ne,
 }
 _PACKAGES = {
+    "4bit_bnb": ("bitsandbytes",),
+    "8bit_bnb": ("bitsandbytes",),
     "aim": ("aim",),
     "amdsmi": ("amdsmi",),
+    "bitsandbytes_multi_backend": ("bitsandbytes",),
     "bnb": ("bitsandbytes",),
     "boto3": ("boto3",),
     "clearml": ("clearml",),
@@ -36,6 +42,7 @@ _PACKAGES = {
     "msamp": ("msamp",),
     "pandas": ("pandas",),
     "peft": ("peft",),
+    "pippy": ("torch.distributed.pipelining",),
     "pynvml": ("pynvml",),
     "pytest": ("pytest",),
     "sagemaker": ("sagemaker",),
@@ -50,6 +57,7 @@ _PACKAGES = {
     "torchvision": ("torchvision",),
     "trackio": ("trackio",),
     "transformer_engine": ("transformer_engine",),
+    "transformer_engine_mxfp8": ("transformer_engine",),
     "transformers": ("transformers",),
     "triton": ("triton",),
     "wandb": ("wandb",),
@@ -77,6 +85,36 @@ def availability(name: str) -> Callable[[], bool] | None:
     available.__name__ = available.__qualname__ = f"is_{name}_available"
     available.__doc__ = f"Tell whether {' or '.join(packages)} is installed."
     return available
+
+
+def deepspeed_required(func: Call) -> Call:
+    """Decorate a function that needs DeepSpeed.
+
+    Errors: MissingPackage (an ImportError) when it is called without.
+    """
+    return _requiring("deepspeed", func)
+
+
+def torchao_required(func: Call) -> Call:
+    """Decorate a function that needs torchao.
+
+    Errors: MissingPackage (an ImportError) when it is called without.
+    """
+    return _requiring("torchao", func)
+
+
+def _requiring(package: str, func: Call) -> Call:
+    @functools.wraps(func)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if not is_installed(package):
+            raise MissingPackage(
+                f"{func.__name__} needs {package}, which is not installed",
+                "it is an optional package",
+                f"pip install {package}",
+            )
+        return func(*args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
 
 
 def is_rich_available() -> bool:

@@ -6,6 +6,7 @@ It knows where it is (``Pass``), because the clock, the metrics and the progress
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -62,12 +63,14 @@ class Passes:
     """The walks in progress, the most recently advanced one last.
 
     A loop that ends, or is broken out of, leaves this list: nothing stays behind but ``ended``,
-    what the newest pass that came to its end had read.
+    what the newest pass that came to its end had read. ``waited_s`` is how long the loops of all
+    passes have waited for their batches.
     """
 
     def __init__(self) -> None:
         self.active: list[Pass] = []
         self.ended: Ended | None = None
+        self.waited_s = 0.0
 
     @property
     def current(self) -> Pass | None:
@@ -224,6 +227,11 @@ class PreparedLoader(DataLoader[Any]):
         return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
     @property
+    def base_dataloader(self) -> DataLoader[Any]:
+        """The loader as it was given, by Accelerate's name."""
+        return self.source
+
+    @property
     def device(self) -> torch.device | None:
         """Where batches are put; None where they stay as they are made."""
         return self.reading.seat.device
@@ -263,10 +271,13 @@ class PreparedLoader(DataLoader[Any]):
         passes, mark, seat = self.passes, self._mark, self.reading.seat
         device = seat.device
         samples_before = mark.samples
+        now = time.perf_counter
         try:
             if one.num_batches is None and not self.reading.tells_last:
                 batches = _with_end(batches, one)
+            asked = now()
             for batch in batches:
+                passes.waited_s += now() - asked
                 if type(batch) is Dealt:
                     one.share, one.is_last = batch.share, batch.is_last or one.is_last
                     mark.stream_state, batch = batch.state, batch.content
@@ -281,6 +292,7 @@ class PreparedLoader(DataLoader[Any]):
                 mark.samples += num_rows(batch)
                 passes.advance(one)
                 yield batch
+                asked = now()
             if one.share is not None:
                 repeated = one.share.real != one.share.rows
                 passes.ended = Ended(one.taken, mark.samples - samples_before, repeated)

@@ -7,6 +7,7 @@ every function gives the shapes and types that it gives among many.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import CannotPadNestedTensorWarning, ConfigError
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.alike import check_alike
 from notebook_accel.ranks.parcel import gather_tensors
@@ -134,12 +135,19 @@ def pad_across_processes(
 ) -> Any:
     """Lengthen dimension ``dim`` of every tensor to the longest rank's, with ``pad_index``.
 
-    Tensors that have no such dimension stay as they are.
+    Tensors that have no such dimension stay as they are, and so do nested ones (a warning).
 
     Ranks: all ranks call it.
     """
 
     def pad(tensor: Tensor) -> Tensor:
+        if tensor.is_nested:
+            warnings.warn(
+                "pad_across_processes leaves a nested tensor as it is: it has no one length.",
+                CannotPadNestedTensorWarning,
+                stacklevel=3,
+            )
+            return tensor
         if not -tensor.dim() <= dim < tensor.dim() or world.size == 1:
             return tensor
         longest = max(rank_sizes(tensor.shape[dim], world))

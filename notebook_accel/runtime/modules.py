@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from notebook_accel.checkpoint import weights
 from notebook_accel.config.environment import get_int_from_env
+from notebook_accel.config.handlers import AutocastKwargs
 from notebook_accel.ranks.place import placement_here
+from notebook_accel.runtime.faces import AcceleratorState
 from notebook_accel.strategies.compiled import compile_model, uncompiled
-from notebook_accel.strategies.precision import plain_forward
+from notebook_accel.strategies.precision import Precision, plain_forward
 
 DEFAULT_PORT = 29500
 
@@ -78,6 +81,21 @@ def load(f: str | os.PathLike[str], map_location: Any = None, **kwargs: Any) -> 
     return torch.load(f, map_location=map_location, **{"weights_only": True, **kwargs})
 
 
+def save_custom_state(
+    obj: Any, path: str | os.PathLike[str], index: int = 0, save_on_each_node: bool = False
+) -> None:
+    """Write the state of ``obj`` into ``path``, as ``save_state`` writes object ``index``.
+
+    Ranks: any; rank 0 (or the first rank of each machine) writes.
+    """
+    save(obj.state_dict(), Path(path) / f"custom_checkpoint_{index}.pkl", save_on_each_node)
+
+
+def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) -> None:
+    """Give ``obj`` the state that ``save_custom_state`` wrote; any pickle, so any code."""
+    obj.load_state_dict(load(Path(path) / f"custom_checkpoint_{index}.pkl", weights_only=False))
+
+
 def load_state_dict(checkpoint_file: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a state dict from safetensors or from what ``torch.save`` wrote."""
     return weights.read(Path(checkpoint_file))
@@ -130,6 +148,36 @@ def is_peft_model(model: nn.Module) -> bool:
     """Tell whether peft wraps ``model``."""
     own = extract_model_from_parallel(model)
     return any(kind.__name__ == "PeftModel" for kind in type(uncompiled(own)).__mro__)
+
+
+def get_model_tp_size(model: nn.Module) -> int:
+    """Give over how many ranks ``model`` says that its tensors are cut; 1 if it says nothing."""
+    own: Any = uncompiled(extract_model_from_parallel(model))
+    return int(getattr(own, "tp_size", None) or 1)
+
+
+def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> torch.amp.GradScaler:
+    """Make torch's loss scaler for this machine's device; ``kwargs`` are its arguments.
+
+    An Accelerator makes its own, ``accelerator.scaler``; ``distributed_type`` changes nothing.
+    """
+    return torch.amp.GradScaler(get_current_device_type()[0], **kwargs)
+
+
+def get_mixed_precision_context_manager(
+    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
+) -> Any:
+    """Give the context in which forward passes run in the newest Accelerator's precision.
+
+    Without ``native_amp`` it changes nothing.
+
+    Errors: RuntimeMisuse when there is no Accelerator yet.
+    """
+    if not native_amp:
+        return nullcontext()
+    state = AcceleratorState()
+    cast = {} if autocast_kwargs is None else autocast_kwargs.to_kwargs()
+    return Precision(state.mixed_precision, state.device).autocast(**cast)
 
 
 def get_current_device_type() -> tuple[str, str]:

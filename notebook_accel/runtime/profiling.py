@@ -39,15 +39,15 @@ class Profiling:
             self._world.wait()
 
 
-def build_profiler(wish: ProfileKwargs, device: torch.device) -> Any:
-    """Make torch's profiler of a wish, for a rank that computes on ``device``.
+def build_profiler(wish: ProfileKwargs, device: torch.device | None = None) -> Any:
+    """Make torch's profiler of a wish, for a rank that computes on ``device`` (None: on any).
 
     Errors: ConfigError for an unknown activity.
     """
     activities = None
     if wish.activities is not None:
         activities = [_activity(name) for name in wish.activities]
-    elif device.type == "cpu":
+    elif device is not None and device.type == "cpu":
         activities = [torch.profiler.ProfilerActivity.CPU]
     schedule = wish.schedule_option
     return torch.profiler.profile(

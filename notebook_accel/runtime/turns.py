@@ -86,6 +86,11 @@ class Turns:
         """Raise the alarm on this rank: every rank's next ``check_trigger`` will be True."""
         self._alarm = True
 
+    @property
+    def flag_tensor(self) -> torch.Tensor | None:
+        """A one while this rank's alarm is raised, by Accelerate's name; else None."""
+        return torch.tensor(1, device=self._world.device) if self._alarm else None
+
     def check_trigger(self) -> bool:
         """Tell whether any rank raised the alarm since the last check.
 

@@ -30,8 +30,10 @@ IMPORTS = {
     "launchers": "notebook_launcher debug_launcher",
     "memory_utils": "find_executable_batch_size release_memory",
     "tracking": "GeneralTracker TensorBoardTracker WandBTracker filter_trackers on_main_process",
-    "data_loader": "DataLoaderShard BatchSamplerShard IterableDatasetShard SeedableRandomSampler "
-    "SkipBatchSampler SkipDataLoader get_sampler prepare_data_loader skip_first_batches",
+    "checkpointing": "save_custom_state load_custom_state",
+    "data_loader": "DataLoaderShard DataLoaderDispatcher DataLoaderAdapter DataLoaderStateMixin "
+    "BatchSamplerShard IterableDatasetShard SeedableRandomSampler SkipBatchSampler "
+    "SkipDataLoader get_sampler prepare_data_loader skip_first_batches",
     "test_utils": "RegressionDataset RegressionModel",
     "test_utils.training": "RegressionDataset RegressionModel",
     "utils.constants": "MODEL_NAME SAFE_WEIGHTS_NAME OPTIMIZER_NAME RNG_STATE_NAME SCALER_NAME",
@@ -136,8 +138,8 @@ MEMBERS = """
     use_stateful_dataloader deepspeed_plugin parallelism_config torch_device_mesh is_fsdp2
     is_composable_parallelism_enabled should_save_model tensor_parallel_rank data_parallel_rank
     data_parallel_shard_rank state gradient_state scaler native_amp step trackers log_with
-    project_configuration dataloader_config rng_types device_placement _models _optimizers
-    _schedulers _dataloaders _custom_objects prepare prepare_model prepare_optimizer
+    flag_tensor project_configuration dataloader_config rng_types device_placement _models
+    _optimizers _schedulers _dataloaders _custom_objects prepare prepare_model prepare_optimizer
     prepare_scheduler prepare_data_loader backward accumulate no_sync trigger_sync_in_backward
     join_uneven_inputs clip_grad_norm_ clip_grad_value_ unscale_gradients autocast gather
     gather_for_metrics reduce pad_across_processes unwrap_model get_state_dict save save_model

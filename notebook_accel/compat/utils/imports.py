@@ -6,7 +6,9 @@ import torch
 
 from notebook_accel.compat.doors import door as _make_door
 from notebook_accel.config.installed import availability
+from notebook_accel.config.installed import deepspeed_required as deepspeed_required
 from notebook_accel.config.installed import is_rich_available as is_rich_available
+from notebook_accel.config.installed import torchao_required as torchao_required
 
 _door = _make_door(__name__)
 _DEVICES = ("hpu", "mlu", "musa", "npu", "sdaa", "xpu")
@@ -50,6 +52,16 @@ def is_weights_only_available() -> bool:
 def is_neuron_available() -> bool:
     """Tell whether there is an AWS Neuron device."""
     return False
+
+
+def is_habana_gaudi1_available() -> bool:
+    """Tell whether there is a Gaudi device of the first generation."""
+    return False
+
+
+def is_xccl_available() -> bool:
+    """Tell whether torch has Intel's library for collectives."""
+    return torch.distributed.is_available() and torch.distributed.is_xccl_available()
 
 
 def _no_such_device() -> bool:

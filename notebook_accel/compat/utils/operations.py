@@ -1,7 +1,7 @@
 """Accelerate's ``utils.operations`` module."""
 
 from notebook_accel.compat.doors import door as _door
-from notebook_accel.errors import DistributedOperationException
+from notebook_accel.errors import CannotPadNestedTensorWarning, DistributedOperationException
 from notebook_accel.ranks.padding import pad_input_tensors
 from notebook_accel.runtime.operations import (
     broadcast,
@@ -32,6 +32,7 @@ from notebook_accel.runtime.trees import (
 )
 
 __all__ = [
+    "CannotPadNestedTensorWarning",
     "DistributedOperationException",
     "TensorInformation",
     "broadcast",

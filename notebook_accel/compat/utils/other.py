@@ -3,6 +3,7 @@
 from notebook_accel.checkpoint.weights import without_repeats as clean_state_dict_for_safetensors
 from notebook_accel.compat.doors import door as _door
 from notebook_accel.config.environment import clear_environment, patch_environment
+from notebook_accel.runtime.machine import check_os_kernel
 from notebook_accel.runtime.modules import (
     compile_regions,
     convert_bytes,
@@ -20,6 +21,7 @@ from notebook_accel.runtime.operations import wait_for_everyone
 from notebook_accel.strategies.compiled import has_compiled_regions, is_compiled_module
 
 __all__ = [
+    "check_os_kernel",
     "clean_state_dict_for_safetensors",
     "clear_environment",
     "compile_regions",
