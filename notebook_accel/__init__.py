@@ -36,6 +36,7 @@ _WHERE = {
     "debug_launcher": "launch.launcher",
     "find_executable_batch_size": "runtime.memory",
     "is_rich_available": "config.installed",
+    "load_ipython_extension": "launch.openers",
     "load_weights": "checkpoint.weights",
     "notebook_launcher": "launch.launcher",
     "set_seed": "ranks.seeding",
@@ -43,6 +44,7 @@ _WHERE = {
     "skip_first_batches": "data.skip",
     "synchronize_rng_states": "runtime.operations",
     "use_in_trainer": "compat.trainer",
+    "watch_devices": "launch.openers",
     "without_guards": "config.guards",
 }
 
@@ -51,7 +53,6 @@ __path__.append(f"{__path__[0]}/compat")
 _FACES = (
     "accelerator",
     "big_modeling",
-    "checkpointing",
     "data_loader",
     "hooks",
     "inference",
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     )
     from notebook_accel.launch.forkserver import shutdown
     from notebook_accel.launch.launcher import debug_launcher, notebook_launcher
+    from notebook_accel.launch.openers import load_ipython_extension, watch_devices
     from notebook_accel.launch.result import RunResult
     from notebook_accel.ranks.seeding import set_seed
     from notebook_accel.runtime.accelerator import Accelerator
