@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from notebook_accel.events.model import Metrics, Progress
+from notebook_accel.events.model import Metrics
 
 FLUSH_INTERVAL_S = 0.05
 MAX_POINTS = 20_000
@@ -32,7 +32,7 @@ class Emitter:
         self._fd = fd
         self._pid = os.getpid()
         self._points: list[tuple[str, int, float]] = []
-        self._where: Callable[[], Progress] | None = None  # news of where the loop is
+        self._where: Callable[[], list[Any]] | None = None  # news of where the loop is
         self._unsent = b""
         self._stride = 1
         self._due = 0.0
@@ -46,11 +46,11 @@ class Emitter:
             self.flush()
 
     def stepped(
-        self, step: int, means: list[tuple[str, float]], where: Callable[[], Progress]
+        self, step: int, means: list[tuple[str, float]], where: Callable[[], list[Any]]
     ) -> None:
         """Note the end of optimizer step ``step``: a point of each series, and where the loop is.
 
-        ``where`` is asked when it is time to send: only the newest progress matters.
+        ``where`` is asked for its events when it is time to send: only the newest ones matter.
         """
         if step % self._stride == 0:
             for name, value in means:
@@ -80,7 +80,8 @@ class Emitter:
             self._queue(Metrics(self.rank, self._points))
             self._points = []
         if self._where is not None:
-            self._queue(self._where())
+            for event in self._where():
+                self._queue(event)
             self._where = None
 
     def _queue(self, event: Any) -> None:

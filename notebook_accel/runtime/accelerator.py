@@ -43,7 +43,7 @@ from notebook_accel.runtime.faces import faces_of
 from notebook_accel.runtime.feeding import Feeding
 from notebook_accel.runtime.guards import Guards
 from notebook_accel.runtime.keeping import Keeping
-from notebook_accel.runtime.live import LiveEvents
+from notebook_accel.runtime.live import live_events
 from notebook_accel.runtime.memory import clear_device_cache
 from notebook_accel.runtime.normalizing import Normalizing
 from notebook_accel.runtime.optimizer import cannot_travel
@@ -152,10 +152,8 @@ class Accelerator(
         self._choose_trackers(log_with)
         faces = faces_of(self, self._clock, plugin, precision, self._dynamo)
         self.state, self.gradient_state = faces
-        self._live: LiveEvents | None = None
-        if worker is not None:
-            owns_loss = self._engine.layout.loss_owner
-            self._live = LiveEvents(worker.emitter, owns_loss, self._world.device)
+        self._live = live_events(self._engine.layout.loss_owner, self._world, self._wardrobe)
+        if worker is not None and self._live is not None:
             worker.at_exit.append(self._live.finish)
             worker.salvage.append(self._salvage)
 
@@ -330,7 +328,8 @@ class Accelerator(
 
     def _settled(self, parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
         """List ``parameters``, their gradients being what the next step would use."""
-        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        given = [parameters] if isinstance(parameters, Tensor) else parameters
+        listed = self._engine.current(given)
         if self._clock.sync and (self._engine.scales or self._clock.rescale is not None):
             wanted = set(map(id, listed))
             for optimizer in self._wardrobe.optimizers:

@@ -6,28 +6,60 @@ division and scaling: one series for each place in the person's code that calls 
 
 from __future__ import annotations
 
+import importlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from notebook_accel.data.loader import Pass
+from notebook_accel.events import context, lines
 from notebook_accel.events.emitter import Emitter
-from notebook_accel.events.model import Progress
+from notebook_accel.events.model import Metrics, Progress
+from notebook_accel.ranks.world import World
+from notebook_accel.runtime.learning_rates import LearningRates
+from notebook_accel.runtime.prepare import Wardrobe
 
 RING_SIZE = 64
+_PEN_OF_A_CELL = "notebook_accel.ui.in_cell"
+
+
+def live_events(owns_loss: bool, world: World, wardrobe: Wardrobe) -> LiveEvents | None:
+    """Make what tells of this process's training; None where nobody looks.
+
+    A launched worker has a pen. A loop that runs in a notebook's kernel itself is drawn there: the
+    drawing side is found by its name, for the runtime does not import it.
+    """
+    worker = context.current()
+    if worker is not None:
+        pen: Emitter | None = worker.emitter
+    elif getattr(lines.ipython(), "kernel", None) is not None:
+        pen = importlib.import_module(_PEN_OF_A_CELL).pen(str(world.device))
+    else:
+        pen = None
+    if pen is None:
+        return None
+    return LiveEvents(pen, owns_loss, world.device, lambda: wardrobe.optimizers)
 
 
 class LiveEvents:
     """Notes losses and progress of one rank and hands them to the pen.
 
-    ``owns_loss`` tells whether this rank's loss is a real one.
+    ``owns_loss`` tells whether this rank's loss is a real one; ``optimizers`` gives the prepared
+    ones, for their learning rates.
     """
 
-    def __init__(self, emitter: Emitter, owns_loss: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        emitter: Emitter,
+        owns_loss: bool,
+        device: torch.device,
+        optimizers: Callable[[], Sequence[Optimizer]],
+    ) -> None:
         self._emitter = emitter
         self._rank = emitter.rank  # on this machine: the kernel here hears only its own ranks
         self._owns_loss = owns_loss
@@ -36,7 +68,9 @@ class LiveEvents:
         self._newest: _Series | None = None
         self._step = 0
         self._pass: Pass | None = None
-        self._where = self._progress  # bound once: it is handed over at every step
+        self._waited_s = 0.0
+        self._rates = LearningRates(optimizers if emitter.rank == 0 else list)
+        self._where = self._news  # bound once: it is handed over at every step
         self._ring = None if device.type == "cpu" else Ring(device)
 
     def note(self, loss: Tensor, caller: FrameType) -> None:
@@ -89,6 +123,7 @@ class LiveEvents:
                 number = float(value)
             except (TypeError, ValueError):
                 continue
+            self._rates.leave_to(name)
             self._emitter.metric(name, step, number)
 
     def finish(self) -> None:
@@ -107,11 +142,19 @@ class LiveEvents:
             series = self._series[key] = _Series(name, caller.f_code, caller.f_lasti)
         return series
 
+    def _news(self) -> list[Any]:
+        points = self._rates.news(self._step)
+        return [*([Metrics(self._rank, points)] if points else []), self._progress()]
+
     def _progress(self) -> Progress:
         rank, step, one = self._rank, self._step, self._pass
         if one is None:
-            return Progress(rank, step)
-        return Progress(rank, step, one.epoch, one.taken, one.num_batches, one.loader.samples)
+            return Progress(rank, step, data_wait_s=self._waited_s)
+        loader = one.loader
+        self._waited_s = loader.passes.waited_s
+        return Progress(
+            rank, step, one.epoch, one.taken, one.num_batches, loader.samples, self._waited_s
+        )
 
     def _send(self, points: list[tuple[str, int, float]]) -> None:
         for name, step, value in points:

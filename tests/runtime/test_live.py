@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import os
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -75,7 +76,8 @@ def test_the_loss_is_noted_before_division_and_averaged_over_its_window() -> Non
     assert launch.run(main) == 2
     assert launch.points("loss") == [(1, 0.5), (2, 2.5), (3, 4.0)]
     last = [e for e in launch.events if isinstance(e, Progress)][-1]
-    assert last == Progress(rank=0, step=3, epoch=0, batch=5, num_batches=5, samples=5)
+    at = Progress(rank=0, step=3, epoch=0, batch=5, num_batches=5, samples=5)
+    assert replace(last, data_wait_s=0.0) == at
 
 
 def test_each_call_site_has_its_own_series_and_a_step_is_one_round() -> None:
@@ -154,3 +156,90 @@ def test_without_a_launch_nothing_is_noted() -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator._live is None
     accelerator.log({"loss": 1.0})
+
+
+def test_the_time_that_a_loop_waits_for_its_batches_is_told() -> None:
+    launch = Launch()
+
+    class Slow(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            time.sleep(0.03)
+            return torch.ones(1)
+
+    def main() -> None:
+        accelerator = Accelerator(cpu=True)
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer, loader = accelerator.prepare(
+            torch.optim.SGD([weight], lr=0.1), DataLoader(Slow())
+        )
+        for x in loader:
+            accelerator.backward((weight * x).sum())
+            optimizer.step()
+            time.sleep(0.1)  # at work
+
+    launch.run(main)
+    waits = [event.data_wait_s for event in launch.events if isinstance(event, Progress)]
+    assert 0.03 <= waits[0] <= 0.1, "one batch had to be made"
+    assert 0.12 <= waits[-1] <= 0.3, "four of them, and no time of the work"
+
+
+def train_with(optimizer: torch.optim.Optimizer, **log: float) -> Callable[[], None]:
+    def main() -> None:
+        accelerator = Accelerator(cpu=True)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        prepared, scheduler = accelerator.prepare(optimizer, schedule)
+        for _ in range(3):
+            accelerator.backward(optimizer.param_groups[0]["params"][0].sum())
+            prepared.step()
+            if log:
+                accelerator.log(log)
+            scheduler.step()
+            time.sleep(0.06)  # news is sent at most every 50 ms
+
+    return main
+
+
+def weights(number: int) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(1)) for _ in range(number)]
+
+
+def test_learning_rates_are_told_as_the_steps_used_them() -> None:
+    launch = Launch()
+    launch.run(train_with(torch.optim.SGD(weights(1), lr=1.0)))
+    assert launch.points("lr") == [(1, 1.0), (2, 0.5), (3, 0.25)]
+
+
+def test_groups_with_rates_of_their_own_get_curves_of_their_own() -> None:
+    one, two, three = weights(3)
+    groups = [{"params": [one]}, {"params": [two]}, {"params": [three], "lr": 0.1}]
+    launch = Launch()
+    launch.run(train_with(torch.optim.SGD(groups, lr=1.0)))
+    assert [value for _, value in launch.points("lr")] == [1.0, 0.5, 0.25]
+    assert [value for _, value in launch.points("lr/2")] == pytest.approx([0.1, 0.05, 0.025])
+    assert launch.points("lr/3") == []
+
+
+def test_a_rate_that_stays_is_told_once() -> None:
+    launch = Launch()
+
+    def main() -> None:
+        accelerator = Accelerator(cpu=True)
+        (weight,) = weights(1)
+        optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=torch.tensor(0.5)))
+        for _ in range(3):
+            accelerator.backward(weight.sum())
+            optimizer.step()
+            time.sleep(0.06)
+
+    launch.run(main)
+    assert launch.points("lr") == [(1, 0.5)]
+
+
+def test_who_logs_the_rate_himself_has_his_own_curve() -> None:
+    launch = Launch()
+    launch.run(train_with(torch.optim.SGD(weights(1), lr=1.0), **{"train/learning_rate": 7.0}))
+    assert launch.points("train/learning_rate") == [(1, 7.0), (2, 7.0), (3, 7.0)]
+    assert launch.points("lr") == [(1, 1.0)], "told before the first log"
