@@ -27,6 +27,7 @@ _WHERE = {
     "PartialState": "runtime.faces",
     "ProfileKwargs": "config.handlers",
     "RanksStuck": "errors",
+    "RunConfig": "config.resolve",
     "RunInterrupted": "errors",
     "RunResult": "launch.result",
     "RunTimeout": "errors",
@@ -34,6 +35,7 @@ _WHERE = {
     "WorkerDied": "errors",
     "WorkerFailed": "errors",
     "debug_launcher": "launch.launcher",
+    "doctor": "launch.doctor",
     "find_executable_batch_size": "runtime.memory",
     "is_rich_available": "config.installed",
     "load_ipython_extension": "launch.openers",
@@ -53,6 +55,7 @@ __path__.append(f"{__path__[0]}/compat")
 _FACES = (
     "accelerator",
     "big_modeling",
+    "checkpointing",
     "data_loader",
     "hooks",
     "inference",
@@ -86,6 +89,7 @@ if TYPE_CHECKING:
     from notebook_accel.config.installed import is_rich_available
     from notebook_accel.config.kinds import DistributedType
     from notebook_accel.config.loading import DataLoaderConfiguration
+    from notebook_accel.config.resolve import RunConfig
     from notebook_accel.data.skip import skip_first_batches
     from notebook_accel.errors import (
         CheckpointError,
@@ -100,6 +104,7 @@ if TYPE_CHECKING:
         WorkerDied,
         WorkerFailed,
     )
+    from notebook_accel.launch.doctor import doctor
     from notebook_accel.launch.forkserver import shutdown
     from notebook_accel.launch.launcher import debug_launcher, notebook_launcher
     from notebook_accel.launch.openers import load_ipython_extension, watch_devices

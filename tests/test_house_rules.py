@@ -29,6 +29,8 @@ ENVIRONMENT_READERS = {
     "config/environment.py",  # reads and lends variables for scripts that ask for it
     "config/guards.py",  # NOTEBOOK_ACCEL_GUARDS
     "config/placement.py",  # a launch by torchrun
+    "config/resolve.py",  # settings by Accelerate's names, once a launch or Accelerator
+    "config/store.py",  # where configuration files lie
     "config/training.py",  # settings from the environment, by their known names
     "errors.py",  # NOTEBOOK_ACCEL_TRACE
     "launch/devices.py",  # CUDA_VISIBLE_DEVICES

@@ -1,0 +1,161 @@
+"""From what was asked in several places to one valid answer that remembers where it came from.
+
+argument > environment > file > default
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from notebook_accel.config.catalogue.setting import given
+from notebook_accel.config.settings import SETTINGS, nearest
+from notebook_accel.config.sources import ARGUMENT, DEFAULT, Source
+from notebook_accel.config.values import check
+from notebook_accel.config.variables import from_variables, to_variables
+from notebook_accel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from notebook_accel.config.store import ConfigFile
+
+Found = dict[str, tuple[Any, Source]]
+
+
+class RunConfig:
+    """What a run was asked for: ``RunConfig(num_processes=2, mixed_precision="bf16")``.
+
+    Each keyword is a setting; what is left out has its default. ``config["name"]`` and
+    ``config.name`` give values, ``given()`` what was chosen and ``source(name)`` where.
+    ``num_processes`` counts the ranks on all machines together.
+
+    Errors: ConfigError for a name or a value that cannot be.
+    """
+
+    __slots__ = ("_found",)
+    _found: Found
+
+    def __init__(self, **settings: Any) -> None:
+        object.__setattr__(self, "_found", _arguments(settings))
+
+    @classmethod
+    def of(cls, found: Found) -> RunConfig:
+        """Make one of checked values and their sources."""
+        config = cls()
+        object.__setattr__(config, "_found", {n: found[n] for n in SETTINGS if n in found})
+        return config
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in SETTINGS:
+            raise _no_setting(name)
+        return self._found[name][0] if name in self._found else SETTINGS[name].default
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in SETTINGS:
+            raise AttributeError(f"RunConfig has no setting {name!r}")
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a RunConfig does not change: write config.but({name}={value!r})")
+
+    def but(self, **settings: Any) -> RunConfig:
+        """Give the same with other values for some settings."""
+        return RunConfig.of({**self._found, **_arguments(settings)})
+
+    def given(self) -> dict[str, Any]:
+        """Give the settings that somebody chose, in whatever place."""
+        return {name: value for name, (value, _) in self._found.items()}
+
+    def source(self, name: str) -> str:
+        """Say where a value came from.
+
+        "argument", "environment variable X", "file PATH, line N" or "default".
+        """
+        return str(self.origin(name))
+
+    def origin(self, name: str) -> Source:
+        """Give where a value came from."""
+        if name not in SETTINGS:
+            raise _no_setting(name)
+        return self._found[name][1] if name in self._found else DEFAULT
+
+    def environment(self) -> dict[str, str]:
+        """Give the variables by which a launch tells its workers, under Accelerate's names."""
+        return to_variables(self)
+
+    def layer(self) -> Found:
+        """Give what was chosen, each with its source."""
+        return dict(self._found)
+
+    @property
+    def num_local_processes(self) -> int | None:
+        """How many of the ranks run on each machine; None: one per accelerator.
+
+        Errors: ConfigError when they do not divide.
+        """
+        total, num_nodes = self["num_processes"], self["num_nodes"]
+        if total is None or total % num_nodes == 0:
+            return None if total is None else total // num_nodes
+        raise ConfigError(
+            f"num_processes={total} on num_nodes={num_nodes}",
+            "it counts the ranks on all machines, and each machine runs as many as the others",
+            f"write num_processes={-(-total // num_nodes) * num_nodes}",
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunConfig) and self.given() == other.given()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"RunConfig({', '.join(f'{n}={v!r}' for n, v in self.given().items())})"
+
+    def __reduce__(self) -> Any:
+        return RunConfig.of, (self._found,)
+
+
+def resolve(
+    arguments: Mapping[str, Any],
+    env: Mapping[str, str] | None = None,
+    file: ConfigFile | None = None,
+    config: RunConfig | None = None,
+) -> RunConfig:
+    """Find every setting: argument > environment > file > default.
+
+    Arguments that are None, or a mere default, ask for nothing. ``config`` is one that was given
+    as a whole: what it was told by arguments counts as an argument here, and so on. ``env`` is this
+    process's environment if it is None.
+
+    Errors: ConfigError naming the place.
+    """
+    layers = [
+        {} if file is None else file.layer(),
+        from_variables(os.environ if env is None else env),
+        {} if config is None else config.layer(),
+        _arguments(arguments),
+    ]
+    found: Found = {}
+    for layer in layers:
+        for name, (value, source) in layer.items():
+            if name not in found or source.rank >= found[name][1].rank:
+                found[name] = (value, source)
+    return RunConfig.of(found)
+
+
+def _arguments(settings: Mapping[str, Any]) -> Found:
+    found: Found = {}
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            raise _no_setting(name)
+        if value is not None and given(value):
+            found[name] = (check(SETTINGS[name], value), ARGUMENT)
+    return found
+
+
+def _no_setting(name: str) -> ConfigError:
+    near = nearest(name, SETTINGS)
+    return ConfigError(
+        f"there is no setting {name!r}",
+        "a RunConfig has the settings that `notebook-accel config show --all` lists",
+        f"did you mean {near}?" if near else "leave it out",
+    )

@@ -1,0 +1,83 @@
+"""Settings in environment variables, under Accelerate's names: read, and written for workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from notebook_accel.config.catalogue.setting import Setting
+from notebook_accel.config.settings import SETTINGS, by_variable
+from notebook_accel.config.sources import Source
+from notebook_accel.config.values import read
+from notebook_accel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from notebook_accel.config.resolve import RunConfig
+
+# Section -> what has to be so for its settings to be in use: then their defaults are written too.
+_IN_USE = {
+    "fsdp": ("strategy", "fsdp"),
+    "deepspeed": ("strategy", "deepspeed"),
+    "megatron": ("strategy", "megatron_lm"),
+    "parallelism": ("use_parallelism_config", True),
+}
+_YES_OR_NO = Setting("", "", "bool", False, "a switch")
+
+
+def from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, Source]]:
+    """Read all settings that ``env`` has; an empty variable says nothing.
+
+    Errors: ConfigError naming the variable.
+    """
+    found: dict[str, tuple[Any, Source]] = {}
+    for variable in by_variable().keys() & env.keys():
+        one = by_variable()[variable]
+        source = Source("environment", variable)
+        if len(one.env) > 1 and one.kind == "list":
+            value = [env.get(each, "false") for each in one.env]
+        else:
+            value = _read(one, variable, env[variable], source)
+        if value is None:
+            continue
+        if one.name in found and found[one.name][0] != value:
+            raise ConfigError(
+                f"{found[one.name][1].name} and {variable} are both set",
+                f"both say what {one.name} is, and they differ",
+                f"unset {variable}, or the other",
+            )
+        found[one.name] = (value, source)
+    return found
+
+
+def to_variables(config: RunConfig) -> dict[str, str]:
+    """Write what was chosen, and the defaults of the sections that are in use."""
+    written: dict[str, str] = {}
+    for one in SETTINGS.values():
+        name, needed = _IN_USE.get(one.section, ("", None))
+        in_use = bool(name) and config[name] == needed
+        value = config[one.name]
+        if value is None or one.secret or not (in_use or one.name in config.given()):
+            continue
+        for word in one.words:
+            if word.env and word.value == value:
+                written[word.env] = "true"
+        if len(one.env) > 1:
+            written.update(zip(one.env, map(_text, value), strict=False))
+        elif one.env:
+            written[one.env[0]] = _text(value)
+    return written
+
+
+def _read(one: Setting, variable: str, text: str, source: Source) -> Any:
+    for word in one.words:
+        if word.env == variable:
+            return word.value if read(_YES_OR_NO, text, source) else None
+    return read(one, text, source)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_text, value))
+    return str(value)
