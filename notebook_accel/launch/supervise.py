@@ -105,9 +105,9 @@ class Supervisor:
         self._flags = flags
         self._guard = guard
         self._sinks = list(sinks)
-        self._waits = Waits(pulses.read, [lane.rank for lane in lanes], alone)
+        self.waits = Waits(pulses.read, [lane.rank for lane in lanes], alone)
         self.ranks = [
-            RankState(lane, wait) for lane, wait in zip(lanes, self._waits.ranks, strict=True)
+            RankState(lane, wait) for lane, wait in zip(lanes, self.waits.ranks, strict=True)
         ]
         self.ending: Ending | None = None
         self.stacks: dict[int, str] = {}
@@ -248,7 +248,7 @@ class Supervisor:
             state.reported_at = now
             state.wait.returned = True
         elif isinstance(event, Landmark):
-            self._waits.told(event)
+            self.waits.told(event)
         elif isinstance(event, Failed):
             state.failed = event
             state.reported_at = now
@@ -320,7 +320,7 @@ class Supervisor:
 
     def _judge(self, now: float) -> None:
         """Begin or go on ending the run, if it is time."""
-        self._waits.look(now)
+        self.waits.look(now)
         if self.ending is None and self._num_troubles:
             comm_only = all(
                 state.failed is not None and state.failed.is_comm
@@ -331,10 +331,10 @@ class Supervisor:
         elif self.ending is None and now >= self._deadline:
             self._write_stacks()
             self.ending = Ending("timeout", now)
-        elif self.ending is None and self._waits.stuck(now, self._pids()):
+        elif self.ending is None and self.waits.stuck(now, self._pids()):
             self.ending = Ending("stuck", now)
             self._emit(Stuck())
-        elif self.ending is None and (note := self._waits.slow(now)):
+        elif self.ending is None and (note := self.waits.slow(now)):
             self._emit(Output(0, "stderr", note, announced=True))
         if self.ending is not None:
             self._descend(self.ending, now)
