@@ -8,7 +8,9 @@ start before this fixture looks and end after it.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +29,13 @@ OWN_THREADS = {"TMonitor"}
 # pytest-timeout's alarm, disarmed early when a test fails; DataLoader's watch over its workers,
 # which torch installs once for good.
 OWN_SIGNALS = {"SIGALRM", "SIGCHLD"}
+
+# Runs of tests, of their kernels and scripts are no runs of the person's.
+os.environ["NOTEBOOK_ACCEL_RUNS"] = tempfile.mkdtemp(prefix="runs-of-tests-")
+
+
+def pytest_sessionfinish() -> None:
+    shutil.rmtree(os.environ["NOTEBOOK_ACCEL_RUNS"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
