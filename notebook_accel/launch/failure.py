@@ -38,12 +38,17 @@ def is_comm_error(exc: BaseException) -> bool:
     for _ in range(10):
         if seen is None:
             return False
-        if type(seen).__name__ in _COMM_TYPES:
-            return True
-        if type(seen) is RuntimeError and _COMM_TEXT.search(str(seen)):
+        if is_comm_text(type(seen).__name__, str(seen)):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def is_comm_text(type_name: str, message: str) -> bool:
+    """Tell the same of one exception by what a traceback says of it."""
+    return type_name in _COMM_TYPES or (
+        type_name == "RuntimeError" and bool(_COMM_TEXT.search(message))
+    )
 
 
 def describe(rank: int, exc: BaseException, num_bytes: int = 0) -> Failed:

@@ -16,7 +16,7 @@ from notebook_accel.launch import failure
 from notebook_accel.launch.supervise import RankState
 from notebook_accel.launch.waits import meeting
 
-_SIGNAL_ADVICE = {
+SIGNAL_ADVICE = {
     signal.SIGKILL: (
         "something outside it sent SIGKILL; most often the system, when memory runs out",
         "use a smaller batch or fewer processes, and watch the memory while it runs",
@@ -186,7 +186,7 @@ def _died(state: RankState) -> WorkerDied:
     code = state.code if state.code is not None else 0
     if code < 0:
         number = signal.Signals(-code)
-        why, fix = _SIGNAL_ADVICE.get(number, ("a signal ended it", "look at its output above"))
+        why, fix = SIGNAL_ADVICE.get(number, ("a signal ended it", "look at its output above"))
         what = f"rank {rank} was killed by {number.name}, {_after(state)}"
     else:
         what = f"rank {rank} left with exit code {code}, {_after(state)}, without returning"
