@@ -33,6 +33,9 @@ ENVIRONMENT_READERS = {
     "config/store.py",  # where configuration files lie
     "config/training.py",  # settings from the environment, by their known names
     "errors.py",  # NOTEBOOK_ACCEL_TRACE
+    "events/discretion.py",  # which variables may be written down
+    "events/shelf.py",  # NOTEBOOK_ACCEL_RUNS
+    "events/story.py",  # the notebook's name
     "launch/devices.py",  # CUDA_VISIBLE_DEVICES
     "launch/failure.py",  # NOTEBOOK_ACCEL_TRACE
     "launch/forkserver.py",  # takes over the kernel's environment
@@ -142,6 +145,59 @@ def test_files_are_named_for_their_job() -> None:
     ] == []
 
 
+def explained() -> set[str]:
+    """The names of Explained and of all classes that derive from it."""
+    names = {"Explained"}
+    while True:
+        found = {
+            node.name
+            for tree in TREES.values()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            and any(getattr(base, "id", "") in names for base in node.bases)
+        }
+        if found <= names:
+            return names
+        names |= found
+
+
+def endings(node: ast.AST) -> Iterator[str]:
+    """How a text in the code may end, as far as it is written down."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr) and node.values:
+        yield from endings(node.values[-1])
+    elif isinstance(node, ast.BinOp):
+        yield from endings(node.right)
+    elif isinstance(node, ast.IfExp):
+        yield from endings(node.body)
+        yield from endings(node.orelse)
+
+
+def closing_stops(tree: ast.AST, names: set[str]) -> Iterator[int]:
+    """Lines of errors and guard rails one of whose parts ends with a full stop."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        call = ast.unparse(node.func)
+        if call != "rails.warn" and call.rpartition(".")[2] not in names:
+            continue
+        for part in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            if any(text.endswith(".") and not text.endswith("...") for text in endings(part)):
+                yield part.lineno
+
+
+def test_no_part_of_an_error_ends_with_a_full_stop() -> None:
+    """A part is a phrase on a line of its own, not a sentence."""
+    names = explained()
+    assert {"ConfigError", "WorkerDied", "CheckpointError"} < names
+    assert [
+        f"{NAMES[path]}, line {line}"
+        for path, tree in TREES.items()
+        for line in closing_stops(tree, names)
+    ] == []
+
+
 def test_the_checks_find_what_they_look_for() -> None:
     bad = ast.parse(
         "import os\n"
@@ -151,6 +207,10 @@ def test_the_checks_find_what_they_look_for() -> None:
     assert list(silent_handlers(bad)) == [5]
     assert reads_environment(bad)
     assert list(public_without_docstring(bad.body)) == ["f, line 2", "C.g, line 9"]
+    stops = ast.parse(
+        "E('a', f'b {c}.', 'd' if c else 'e.')\nF('a.')\nerrors.E('and so on...', fix='x' + 'y.')"
+    )
+    assert list(closing_stops(stops, {"E"})) == [1, 1, 3]
 
 
 # Brought by a declared dependency that cannot do without it.

@@ -196,17 +196,17 @@ def _travelling(error: Exception) -> Exception:
         pickle.loads(pickle.dumps(error))
     except Exception:
         return RuntimeMisuse(
-            f"Rank 0 could not read the next batch: {type(error).__name__}: {error}",
-            "rank 0 reads for all ranks (dispatch_batches), so no rank has a batch.",
-            "see rank 0's own error; it stands in your dataset or collate function.",
+            f"rank 0 could not read the next batch: {type(error).__name__}: {error}",
+            "rank 0 reads for all ranks (dispatch_batches), so no rank has a batch",
+            "see rank 0's own error; it stands in your dataset or collate function",
         )
     return error
 
 
 def _unsendable(error: Exception) -> RuntimeMisuse:
     return RuntimeMisuse(
-        f"A batch cannot travel from rank 0 to the others: {type(error).__name__}: {error}",
-        "rank 0 reads for all ranks (dispatch_batches) and sends each its batch as a pickle.",
+        f"a batch cannot travel from rank 0 to the others: {type(error).__name__}: {error}",
+        "rank 0 reads for all ranks (dispatch_batches) and sends each its batch as a pickle",
         "make batches of plain values and tensors, or let each rank read for itself: "
-        "DataLoaderConfiguration(dispatch_batches=False).",
+        "DataLoaderConfiguration(dispatch_batches=False)",
     )

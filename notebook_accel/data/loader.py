@@ -118,9 +118,9 @@ class PreparedLoader(DataLoader[Any]):
 
     def __reduce__(self) -> Any:
         raise RuntimeMisuse(
-            "A prepared DataLoader cannot travel between processes.",
-            "it belongs to the ranks that prepared it.",
-            "build and prepare it inside the function that you launch.",
+            "a prepared DataLoader cannot travel between processes",
+            "it belongs to the ranks that prepared it",
+            "build and prepare it inside the function that you launch",
         )
 
     def __iter__(self) -> Any:
@@ -314,7 +314,7 @@ def _with_end(batches: Iterator[Any], one: Pass) -> Iterator[Any]:
 def other_process(what: str) -> RuntimeMisuse:
     """The error for a prepared object that a fork carried into another process."""
     return RuntimeMisuse(
-        f"This prepared {what} was made in another process (now in {os.getpid()}).",
-        "it belongs to the ranks and the device of the process that prepared it.",
-        "build the Accelerator and call prepare inside the function that you launch.",
+        f"this prepared {what} was made in another process (now in {os.getpid()})",
+        "it belongs to the ranks and the device of the process that prepared it",
+        "build the Accelerator and call prepare inside the function that you launch",
     )

@@ -133,10 +133,10 @@ class AgreedOrder(Sampler[Any]):
         codes = rank_sizes(zlib.crc32(repr(head).encode()), self._world)
         if len(set(codes)) > 1:
             raise RuntimeMisuse(
-                f"A {type(self.sampler).__name__} without len() gives ranks unlike orders.",
+                f"a {type(self.sampler).__name__} without len() gives ranks unlike orders",
                 "each rank keeps its part of one order; a sampler that may not end cannot be asked "
-                "on rank 0 for all.",
-                "seed what it draws from alike on all ranks (set_seed), or give it a __len__.",
+                "on rank 0 for all",
+                "seed what it draws from alike on all ranks (set_seed), or give it a __len__",
             )
         return chain(head, items)
 

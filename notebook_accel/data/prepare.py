@@ -73,7 +73,8 @@ def prepare_loader(
             whole: Any = source.dataset
             vars(reader)["dataset"] = whole.shard(num_shards=data_size, index=data_rank)
         elif data_size > 1:
-            _share_stream(reader, _rule(source.batch_size or 1, source, seat, loading), dispatch)
+            rule = _rule(_stream_size(source, loading), source, seat, loading)
+            _share_stream(reader, rule, dispatch)
         if loading.use_stateful_dataloader or is_stateful(source):
             reader = stateful_copy(reader)
     elif sharded:
@@ -118,7 +119,8 @@ def _dealer(
         batches, order = _agreed(given, world, data_seed)
     if seat.size == 1:
         return Dealer(batches, order)
-    rule = _rule(1 if singly else _batch_size(given), given, seat, loading)
+    size = _batch_size(given) if not singly else None if loading.split_batches else 1
+    rule = _rule(size, given, seat, loading)
     if dispatch is not None:
         return DealtToAll(batches, order, rule, singly)
     return (DealtSingly if singly else DealtBatches)(batches, order, rule)
@@ -157,6 +159,13 @@ def _share_stream(reader: DataLoader[Any], rule: Rule, dispatch: Dispatch | None
     parts["batch_size"] = parts["batch_sampler"] = None  # a step is one item
 
 
+def _stream_size(source: DataLoader[Any], loading: DataLoaderConfiguration) -> int | None:
+    """How many items of a stream make a batch; ready-made ones are dealt one by one, never cut."""
+    if source.batch_size is None and not loading.split_batches:
+        return 1
+    return source.batch_size
+
+
 def _batch_size(batches: Any) -> int | None:
     size = getattr(batches, "batch_size", None)
     return size if isinstance(size, int) else None
@@ -176,9 +185,9 @@ def _check_replicas(loader: DataLoader[Any], data_size: int) -> None:
     made_for = _samplers(loader)[0].num_replicas
     if made_for != data_size:
         raise ConfigError(
-            f"A loader's sampler deals to {made_for} ranks, but {data_size} read data here.",
-            "a loader that already deals to ranks is left as it is.",
-            "give a plain DataLoader (shuffle=True or False): prepare deals its batches to ranks.",
+            f"a loader's sampler deals to {made_for} ranks, but {data_size} read data here",
+            "a loader that already deals to ranks is left as it is",
+            "give a plain DataLoader (shuffle=True or False): prepare deals its batches to ranks",
         )
 
 

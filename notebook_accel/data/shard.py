@@ -52,11 +52,21 @@ class Rule:
     split: bool = False
 
     def __post_init__(self) -> None:
-        if self.split and (self.batch_size is None or self.batch_size % self.size):
+        if not self.split:
+            return
+        if self.batch_size is None:
             raise ConfigError(
-                f"split_batches with batch size {self.batch_size} over {self.size} ranks.",
-                "each batch is cut into one equal part a rank.",
-                f"use a batch size that is a multiple of {self.size}.",
+                f"split_batches=True for a loader without a batch size, over {self.size} ranks",
+                "each batch is cut into one equal part a rank; ready-made batches "
+                "(batch_size=None), or those of a sampler without batch_size, may have any size",
+                "give the DataLoader a batch_size, or leave split_batches out: whole batches are "
+                "dealt to the ranks in turn",
+            )
+        if self.batch_size % self.size:
+            raise ConfigError(
+                f"split_batches with batch size {self.batch_size} over {self.size} ranks",
+                "each batch is cut into one equal part a rank",
+                f"use a batch size that is a multiple of {self.size}",
             )
 
     def num_batches(self, num_batches: int) -> int:
@@ -203,9 +213,9 @@ def split_between(inputs: Any, rank: int, size: int, padding: bool = False) -> A
         lengths = {key: _length(value) for key, value in inputs.items()}
         if len(set(lengths.values())) > 1:
             raise ConfigError(
-                f"split_between_processes got a dict of unequal lengths: {lengths}.",
-                "all values of a dict are cut at the same places.",
-                "give values of one length, or split them one by one.",
+                f"split_between_processes got a dict of unequal lengths: {lengths}",
+                "all values of a dict are cut at the same places",
+                "give values of one length, or split them one by one",
             )
         return {key: split_between(value, rank, size, padding) for key, value in inputs.items()}
     length = _length(inputs)
@@ -229,9 +239,9 @@ class NotASequence(RuntimeMisuse, TypeError):
 def _length(inputs: Any) -> int:
     if not (hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__")):
         raise NotASequence(
-            f"split_between_processes got a {type(inputs).__name__}.",
-            "each rank takes a slice, which needs a length and an order.",
-            "give a list, tuple, range, tensor, array, or a dict of those: list(...) makes one.",
+            f"split_between_processes got a {type(inputs).__name__}",
+            "each rank takes a slice, which needs a length and an order",
+            "give a list, tuple, range, tensor, array, or a dict of those: list(...) makes one",
         )
     return len(inputs)
 

@@ -48,10 +48,10 @@ def evened(batches: Iterator[Any], world: World, even: bool, skipped: list[Any])
     rows = _rows_of_ranks(step, world) if skipped else first_rows
     if _NONE_LEFT in first_rows and len(set(first_rows)) > 1:
         raise RuntimeMisuse(
-            f"Rank {first_rows.index(_NONE_LEFT)} has an empty shard of the dataset.",
-            "each rank reads shards of its own, and needs a batch at every step.",
+            f"rank {first_rows.index(_NONE_LEFT)} has an empty shard of the dataset",
+            "each rank reads shards of its own, and needs a batch at every step",
             "start fewer ranks, or let rank 0 read for all: "
-            "DataLoaderConfiguration(dispatch_batches=True).",
+            "DataLoaderConfiguration(dispatch_batches=True)",
         )
     state = None
     while set(rows) != {_NONE_LEFT}:

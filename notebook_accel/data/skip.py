@@ -43,9 +43,9 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     """
     if num_batches < 0:
         raise ConfigError(
-            f"skip_first_batches got num_batches={num_batches}.",
-            "it is how many batches of a pass are over already.",
-            "give 0 or more.",
+            f"skip_first_batches got num_batches={num_batches}",
+            "it is how many batches of a pass are over already",
+            "give 0 or more",
         )
     if isinstance(dataloader, PreparedLoader):
         return dataloader.skipping(num_batches)

@@ -39,9 +39,9 @@ def stateful_copy(loader: DataLoader[Any]) -> DataLoader[Any]:
         module = importlib.import_module("torchdata.stateful_dataloader")
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            "use_stateful_dataloader=True needs the package torchdata, which is not installed.",
-            "its StatefulDataLoader keeps the state of a stream; other loaders resume without it.",
-            'pip install "notebook-accel[stateful]", or leave use_stateful_dataloader out.',
+            "use_stateful_dataloader=True needs the package torchdata, which is not installed",
+            "its StatefulDataLoader keeps the state of a stream; other loaders resume without it",
+            'pip install "notebook-accel[stateful]", or leave use_stateful_dataloader out',
         ) from error
     batched = {} if loader.batch_size is None else {"drop_last": loader.drop_last}
     made: DataLoader[Any] = module.StatefulDataLoader(

@@ -142,9 +142,9 @@ class AcceleratorState(PartialState, Unsharded):
         self.__dict__ = self._shared_state
         if not self._shared_state:
             raise RuntimeMisuse(
-                "AcceleratorState() before there is an Accelerator.",
-                "it shows what an Accelerator was given, and decides nothing itself.",
-                "write accelerator = Accelerator(...) first; accelerator.state is the same.",
+                "AcceleratorState() before there is an Accelerator",
+                "it shows what an Accelerator was given, and decides nothing itself",
+                "write accelerator = Accelerator(...) first; accelerator.state is the same",
             )
         if mixed_precision is not None:
             wanted = read_precision(mixed_precision, {})
@@ -229,7 +229,7 @@ def kind_of_ranks(world: World) -> DistributedType:
 
 def _other_value(name: str, wanted: Any, there: Any) -> ConfigError:
     return ConfigError(
-        f"AcceleratorState({name}={wanted!r}), but the newest Accelerator has {there!r}.",
-        "a state shows what the Accelerator was given; it cannot change it.",
-        f"make another Accelerator({name}={wanted!r}); both can live side by side.",
+        f"AcceleratorState({name}={wanted!r}), but the newest Accelerator has {there!r}",
+        "a state shows what the Accelerator was given; it cannot change it",
+        f"make another Accelerator({name}={wanted!r}); both can live side by side",
     )

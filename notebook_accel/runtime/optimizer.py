@@ -179,7 +179,7 @@ _delegate(PreparedScheduler, LRScheduler, {"step"})
 def cannot_travel(what: str) -> RuntimeMisuse:
     """The error for a prepared object that somebody tries to pickle."""
     return RuntimeMisuse(
-        f"A prepared {what} cannot travel between processes.",
-        "it belongs to the ranks that prepared it.",
-        f"build and prepare it inside the function that you launch; save {what}.state_dict().",
+        f"a prepared {what} cannot travel between processes",
+        "it belongs to the ranks that prepared it",
+        f"build and prepare it inside the function that you launch; save {what}.state_dict()",
     )

@@ -195,7 +195,7 @@ class Showing(Unsharded):
         Errors: NotHere.
         """
         raise NotHere(
-            "LOMO optimizers are not here.",
-            "they step inside backward, and nothing of this package does.",
-            "use AdamW, with gradient checkpointing if memory is short.",
+            "LOMO optimizers are not here",
+            "they step inside backward, and nothing of this package does",
+            "use AdamW, with gradient checkpointing if memory is short",
         )

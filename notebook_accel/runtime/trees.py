@@ -67,9 +67,9 @@ def recursively_apply(
             return func(one, *args, **kwargs)
         if error_on_other_type:
             raise UnfitData(
-                f"{getattr(func, '__name__', func)} met a {type(one).__name__}.",
-                f"it takes nested lists, tuples and mappings of what {_name(test_type)} accepts.",
-                "leave such values out, or gather them with gather_object.",
+                f"{getattr(func, '__name__', func)} met a {type(one).__name__}",
+                f"it takes nested lists, tuples and mappings of what {_name(test_type)} accepts",
+                "leave such values out, or gather them with gather_object",
             )
         return one
 
@@ -116,9 +116,9 @@ def concatenate(data: Any, dim: int = 0) -> Any:
     if len(data) == 1:
         return first
     raise UnfitData(
-        f"concatenate met {len(data)} parts of type {type(first).__name__}.",
-        "only tensors can be joined along a dimension.",
-        "make tensors of them, or leave them out.",
+        f"concatenate met {len(data)} parts of type {type(first).__name__}",
+        "only tensors can be joined along a dimension",
+        "make tensors of them, or leave them out",
     )
 
 
@@ -137,9 +137,9 @@ def find_batch_size(data: Any) -> int:
     size = ignorant_find_batch_size(data)
     if size is None:
         raise UnfitData(
-            f"There is no batch size in a {type(data).__name__} like this.",
-            "it is the first dimension of the first tensor, and there is none.",
-            "give a batch with at least one tensor of at least one dimension.",
+            f"there is no batch size in a {type(data).__name__} like this",
+            "it is the first dimension of the first tensor, and there is none",
+            "give a batch with at least one tensor of at least one dimension",
         )
     return size
 

@@ -201,9 +201,9 @@ class Engine:
             return True, optimizer.step() if closure is None else optimizer.step(closure)
         if closure is not None:
             raise RuntimeMisuse(
-                "optimizer.step(closure) under mixed_precision='fp16'.",
-                "loss scaling must see the gradients before the step, a closure makes them inside.",
-                "use mixed_precision='bf16', or step without a closure.",
+                "optimizer.step(closure) under mixed_precision='fp16'",
+                "loss scaling must see the gradients before the step, a closure makes them inside",
+                "use mixed_precision='bf16', or step without a closure",
             )
         self._ran.discard(id(optimizer))
         scaler.step(optimizer)

@@ -29,9 +29,9 @@ def build(wish: Strategy | None, world: World, precision: Precision) -> Engine:
     if maker is None:
         names = sorted(one.__name__ for one in [*BUILT_IN, *outsiders()])
         raise ConfigError(
-            f"strategy={wish!r} has no engine.",
-            "known wishes are: " + ", ".join(names) + ".",
-            f"pass one of them, or register an entry point in the group {ENTRY_POINT_GROUP!r}.",
+            f"strategy={wish!r} has no engine",
+            "known wishes are: " + ", ".join(names),
+            f"pass one of them, or register an entry point in the group {ENTRY_POINT_GROUP!r}",
         )
     return maker(wish, world, precision)
 
@@ -44,9 +44,9 @@ def outsiders() -> dict[type[Strategy], Maker]:
 def _single(wish: SingleDevice, world: World, precision: Precision) -> Engine:
     if world.size > 1:
         raise ConfigError(
-            f"strategy=SingleDevice() in a world of {world.size} ranks.",
-            "each rank would train its own model on all of the data, unknown to the others.",
-            "leave strategy out (or write strategy=DDP()), or launch with num_processes=1.",
+            f"strategy=SingleDevice() in a world of {world.size} ranks",
+            "each rank would train its own model on all of the data, unknown to the others",
+            "leave strategy out (or write strategy=DDP()), or launch with num_processes=1",
         )
     return Engine(wish, world, precision)
 

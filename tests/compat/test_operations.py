@@ -60,7 +60,7 @@ def test_batch_size_and_device_come_from_the_first_tensor() -> None:
     assert ignorant_find_batch_size([torch.tensor(1.0)]) is None
     with pytest.raises(TypeError) as error:
         find_batch_size({"x": "word"})
-    assert "There is no batch size in a dict" in str(error.value)
+    assert "there is no batch size in a dict" in str(error.value)
     assert "first dimension of the first tensor" in str(error.value)
     assert "at least one tensor" in str(error.value)
 

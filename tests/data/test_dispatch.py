@@ -201,11 +201,11 @@ def test_what_reading_raises_is_raised_on_every_rank_and_no_rank_waits() -> None
     own, told = on_two_ranks(read, Worse(), None)
     assert own == ("Odd", "cannot travel")
     assert told[0] == "RuntimeMisuse"
-    assert "Rank 0 could not read the next batch: Odd: cannot travel" in told[1]
+    assert "rank 0 could not read the next batch: Odd: cannot travel" in told[1]
     assert "your dataset or collate function" in told[1]
     for name, text in on_two_ranks(read, Stream(range(4)), lambda samples: lambda: samples):
         assert name == "RuntimeMisuse"
-        assert "A batch cannot travel from rank 0" in text
+        assert "a batch cannot travel from rank 0" in text
         assert "dispatch_batches=False" in text
 
 

@@ -50,6 +50,14 @@ def test_an_empty_sampler_gives_nothing() -> None:
     assert dealt([], 3, 4) == [[], [], []]
 
 
+def test_batches_of_unknown_size_are_not_split() -> None:
+    with pytest.raises(ConfigError) as error:
+        Rule(0, 2, None, split=True)
+    assert "split_batches=True for a loader without a batch size, over 2 ranks" in error.value.what
+    assert "ready-made batches (batch_size=None)" in error.value.why
+    assert "give the DataLoader a batch_size" in error.value.fix
+
+
 def test_split_batches_cuts_every_batch() -> None:
     assert dealt(batches_of(8, 4), 2, 4, split=True) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     assert dealt(batches_of(5, 4), 2, 4, split=True) == [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]

@@ -81,7 +81,7 @@ def test_without_even_batches_ranks_end_when_their_files_do() -> None:
 def test_a_rank_without_any_row_is_an_error_on_every_rank() -> None:
     first, second = on_two_ranks([[0, 1], []])
     assert first == second
-    assert "Rank 1 has an empty shard" in first
+    assert "rank 1 has an empty shard" in first
     assert "dispatch_batches=True" in first
 
 

@@ -92,6 +92,17 @@ def test_the_sampler_is_found_under_batches() -> None:
     assert get_sampler(DataLoader(list(range(6)), batch_size=None)) is not None
 
 
+def test_ready_made_batches_are_not_cut() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([[0, 1], [2, 3]])
+
+    for data in ([[0, 1], [2, 3]], Stream()):
+        loader = DataLoader(data, batch_size=None)
+        with pytest.raises(ConfigError, match="split_batches=True for a loader without a batch"):
+            prepare_data_loader(loader, "cpu", 2, 0, split_batches=True, dispatch_batches=False)
+
+
 def test_a_loader_can_be_prepared_for_any_rank() -> None:
     loader = DataLoader(list(range(5)), batch_size=2)
     parts = [prepare_data_loader(loader, "cpu", 2, rank) for rank in (0, 1)]

@@ -678,7 +678,15 @@ def test_inline_calls_the_function_here_and_keeps_the_curve() -> None:
         cpu(main, (), 2, start_method="inline")
 
 
+def test_a_callers_rendezvous_settings_stay_as_they_are() -> None:
+    """E7."""
+    settings: dict[str, Any] = {"timeout": 30}
+    assert list(cpu(who, (), 2, rdzv_conf=settings)) == [(0, 2), (1, 2)]
+    assert settings == {"timeout": 30}
+
+
 def test_a_launch_from_a_thread_works_and_ends_with_it() -> None:
+    """E9; without a word of signal handlers."""
     values: list[Any] = []
     thread = threading.Thread(target=lambda: values.extend(cpu(who, (), 2)))
     thread.start()

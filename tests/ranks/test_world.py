@@ -51,6 +51,7 @@ def test_scripts_that_just_end_do_not_abort_at_exit_in_ten_of_ten_runs() -> None
 
 
 def test_a_script_that_just_ends_does_not_abort_at_exit() -> None:
+    """E1."""
     assert_ends_cleanly()
 
 

@@ -218,7 +218,7 @@ def test_prepared_things_of_another_process_are_refused() -> None:
         lines = pipe.read().splitlines()
     assert len(lines) == 5
     for line, name in zip(lines, ["Accelerator"] * 3 + ["optimizer", "DataLoader"], strict=True):
-        assert f"This prepared {name} was made in another process" in line
+        assert f"this prepared {name} was made in another process" in line
         assert "inside the function that you launch" in line
 
 
