@@ -17,6 +17,7 @@ _WHERE = {
     "ConfigError": "errors",
     "DDPCommunicationHookType": "config.handlers",
     "DataLoaderConfiguration": "config.loading",
+    "DevicePicker": "ui.picker",
     "DistributedDataParallelKwargs": "config.handlers",
     "DistributedOperationException": "errors",
     "DistributedType": "config.kinds",
@@ -24,7 +25,9 @@ _WHERE = {
     "GuardRail": "errors",
     "InitProcessGroupKwargs": "config.handlers",
     "LaunchError": "errors",
+    "LaunchPicker": "ui.picker",
     "PartialState": "runtime.faces",
+    "PrecisionPicker": "ui.picker",
     "ProfileKwargs": "config.handlers",
     "RanksStuck": "errors",
     "RunConfig": "config.resolve",
@@ -114,6 +117,7 @@ if TYPE_CHECKING:
     from notebook_accel.runtime.faces import PartialState
     from notebook_accel.runtime.memory import find_executable_batch_size
     from notebook_accel.runtime.operations import synchronize_rng_states
+    from notebook_accel.ui.picker import DevicePicker, LaunchPicker, PrecisionPicker
 
 
 def __getattr__(name: str) -> Any:

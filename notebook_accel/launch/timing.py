@@ -1,0 +1,120 @@
+"""How fast a device multiplies matrices in each precision, measured in a child process.
+
+The child opens the device and ends; the kernel stays as it was. It takes about a second, after
+the seconds in which the child imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from notebook_accel.errors import LaunchError
+
+TIMEOUT_S = 90.0
+_FLAG = "timings:"
+_CHILD = """
+import json, sys, time, torch
+device, num_threads, names = json.loads(sys.argv[1])
+torch.set_num_threads(num_threads)
+dtypes = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+wait = {"cuda": torch.cuda, "mps": torch.mps}.get(device.split(":")[0])
+
+def seconds(n, dtype, budget_s):
+    a = torch.randn(n, n, device=device).to(dtype)
+    best, spent = None, 0.0
+    while best is None or spent < budget_s:  # the first one warms up, unless it is slow already
+        began = time.perf_counter()
+        a @ a
+        if wait:
+            wait.synchronize()
+        took = time.perf_counter() - began
+        best = took if best is None else min(best, took)
+        spent += took
+    return best
+
+sizes = (256, 512, 1024) if device == "cpu" else (1024, 2048, 4096, 8192)
+for n in sizes:
+    if seconds(n, torch.float32, 0.02) > 0.002:
+        break
+found = []
+for name in names:
+    try:
+        found.append((name, seconds(n, dtypes[name], 0.3), ""))
+    except RuntimeError as error:
+        found.append((name, 0.0, str(error).splitlines()[0]))
+print("timings:" + json.dumps([n, found]))
+"""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One precision: ``seconds`` of a multiplication, or why there was none (then 0 seconds).
+
+    ``speed`` is how many times as fast as float32 it is.
+    """
+
+    precision: str
+    seconds: float
+    speed: float
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What was measured: products of two ``size`` x ``size`` matrices on ``device``."""
+
+    device: str
+    num_threads: int
+    size: int
+    rows: tuple[Timing, ...]
+
+    def of(self, precision: str) -> Timing | None:
+        """Give the row of one precision."""
+        return next((row for row in self.rows if row.precision == precision), None)
+
+
+def time_precisions(device: str, precisions: Sequence[str], num_threads: int) -> Timings:
+    """Measure ``precisions`` on ``device`` ("cpu", "cuda:1", "mps") with so many CPU threads.
+
+    Errors: LaunchError with what the child said, when it could not.
+    """
+    command = [sys.executable, "-c", _CHILD, json.dumps([device, num_threads, list(precisions)])]
+    try:
+        child = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"the timing on {device} did not end within {TIMEOUT_S:.0f} s",
+            "the machine is busy, or the device does not answer",
+            "try again when the device is free",
+        ) from None
+    rows = [line for line in child.stdout.splitlines() if line.startswith(_FLAG)]
+    if not rows:
+        last = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+        raise LaunchError(
+            f"the timing on {device} failed: {last}",
+            "a child process opens the device and multiplies matrices there",
+            "check that the device is free, with notebook-accel env",
+        )
+    return _read(device, num_threads, rows[-1].removeprefix(_FLAG))
+
+
+def _read(device: str, num_threads: int, text: str) -> Timings:
+    size, found = json.loads(text)
+    took = {name: seconds for name, seconds, failure in found if not failure}
+    base = took.get("no", 0.0)
+    rows = tuple(
+        Timing(name, seconds, base / seconds if seconds and base else 0.0, failure)
+        for name, seconds, failure in found
+    )
+    return Timings(device, num_threads, size, rows)

@@ -1,0 +1,230 @@
+"""From what a person picked and what is there to a choice that can be launched. Pure.
+
+    wishes (what was picked) ─┐
+    machine (what is there) ──┴─ decide ─▶ Choice (a value for every setting) + what was dropped
+
+Nothing else is kept: defaults, limits and options follow from these two, so a changed machine or
+another pick needs no repair of state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.settings import SETTINGS
+from notebook_accel.errors import ConfigError
+from notebook_accel.launch.devices import Device
+from notebook_accel.launch.machine import Machine
+from notebook_accel.launch.plan import LaunchPlan, plan
+from notebook_accel.launch.precisions import Standing, preselected, standing
+
+Place = str | int | tuple[int, ...]
+AUTOMATIC = (None, "auto", "auto-or-cpu")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value for every setting that pickers ask; fields are named as in the catalogue.
+
+    ``device`` is "cpu", "mps", "cuda" (all GPUs), one GPU's number or several.
+    """
+
+    device: Place
+    num_processes: int
+    mixed_precision: str
+    strategy: str
+    gradient_accumulation_steps: int
+
+    def settings(self, names: Collection[str]) -> dict[str, Any]:
+        """Give the settings called ``names`` as a ``RunConfig`` takes them, in that order."""
+        values = asdict(self)
+        values["device"] = list(self.device) if isinstance(self.device, tuple) else self.device
+        return {name: values[name] for name in names}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A choice, and a sentence for each wish that could not be kept."""
+
+    choice: Choice
+    dropped: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing to pick, and what it is called on screen."""
+
+    value: Any
+    label: str
+
+
+def decide(wishes: Mapping[str, Any], machine: Machine, firm: Collection[str] = ()) -> Decision:
+    """Turn what was picked into a choice that this machine can run.
+
+    What cannot be is dropped for the default and said, except for the ``firm`` wishes.
+
+    Errors: ConfigError for a value no machine could have, or a firm wish that cannot be here.
+    """
+    values: dict[str, Any] = {}
+    dropped: dict[str, str] = {}
+    for name, (default, admit) in _RULES.items():
+        if wishes.get(name) is not None:
+            try:
+                RunConfig(**{name: wishes[name]})
+                values[name] = admit(wishes[name], values, machine)
+                continue
+            except ConfigError as error:
+                if name in firm:
+                    raise
+                dropped[name] = error.what
+        values[name] = default(values, machine)
+        if name in dropped:
+            dropped[name] = f"{dropped[name]}; now {name}={values[name]!r}"
+    return Decision(Choice(**values), dropped)
+
+
+def devices_of(device: Place, machine: Machine) -> tuple[Device, ...]:
+    """Give the accelerators that ``device`` stands for; none of them is the CPU."""
+    if isinstance(device, str):
+        return () if device == "cpu" else machine.of_kind(device)
+    wanted = (device,) if isinstance(device, int) else device
+    gpus = {one.index: one for one in machine.of_kind("cuda")}
+    return tuple(gpus[index] for index in wanted)
+
+
+def planned(choice: Choice, machine: Machine) -> LaunchPlan:
+    """Say who would run where."""
+    return _plan(choice.num_processes, choice.device, machine)
+
+
+def places(machine: Machine) -> list[Option]:
+    """List the kinds of device to choose from, the preferred one first."""
+    found = []
+    gpus = machine.of_kind("cuda")
+    if len(gpus) == 1:
+        found.append(Option("cuda", f"GPU: {device_words(gpus[0])}"))
+    elif gpus:
+        found.append(Option("cuda", f"GPUs: {_plan(None, 'cuda', machine).device_words}"))
+    if machine.of_kind("mps"):
+        found.append(Option("mps", f"{machine.of_kind('mps')[0].name} (MPS)"))
+    cores = f"{machine.num_cores} usable core{'s' if machine.num_cores > 1 else ''}"
+    parts = [machine.cpu_name, cores, memory_words(machine.free_bytes, machine.total_bytes)]
+    return [*found, Option("cpu", f"CPU: {', '.join(filter(None, parts))}")]
+
+
+def gpus(machine: Machine) -> list[Option]:
+    """List the GPUs to take or leave, where there are several."""
+    found = machine.of_kind("cuda")
+    labels = [Option(one.index, f"GPU {one.index}: {device_words(one)}") for one in found]
+    return labels if len(labels) > 1 else []
+
+
+def standings(choice: Choice, machine: Machine) -> list[Standing]:
+    """Tell of each precision how it runs on the devices of the choice."""
+    used = devices_of(choice.device, machine)
+    return [standing(name, used, machine) for name in ("no", "bf16", "fp16", "fp8")]
+
+
+def most_processes(choice: Choice, machine: Machine) -> int:
+    """Give the largest number of ranks that a control should offer."""
+    used = devices_of(choice.device, machine)
+    return len(used) or max(8, 2 * machine.num_cores, choice.num_processes)
+
+
+def offered(name: str) -> tuple[Any, ...]:
+    """List the choices of a setting that this version can carry out."""
+    return tuple(one for one in SETTINGS[name].choices if one not in SETTINGS[name].coming)
+
+
+def device_words(device: Device) -> str:
+    """Name a device, with its free memory where it is known."""
+    memory = memory_words(device.free_bytes, device.total_bytes)
+    return f"{device.name}, {memory}" if memory else device.name
+
+
+def memory_words(free_bytes: int, total_bytes: int) -> str:
+    """Write free memory as "14.6 of 15.8 GB free"; empty where nobody knows."""
+    if not total_bytes:
+        return ""
+    return f"{free_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB free"
+
+
+def _plan(num_processes: int | None, device: Place | None, machine: Machine) -> LaunchPlan:
+    wanted = list(device) if isinstance(device, tuple) else device
+    return plan(num_processes, wanted, machine.devices, machine.num_cores)
+
+
+def _best_place(values: Mapping[str, Any], machine: Machine) -> Place:
+    return next((kind for kind in ("cuda", "mps") if machine.of_kind(kind)), "cpu")
+
+
+def _place(wish: Any, values: Mapping[str, Any], machine: Machine) -> Place:
+    """Bring a device to its one form: all GPUs are "cuda", one of several is its number."""
+    if wish in AUTOMATIC:
+        return _best_place(values, machine)
+    _refuse_coming("device", wish)
+    wish = "cuda" if wish == "gpu" else tuple(wish) if isinstance(wish, list) else wish
+    _plan(None, wish, machine)  # says what cannot be
+    if isinstance(wish, str):
+        return wish
+    numbers = (wish,) if isinstance(wish, int) else wish
+    if numbers == tuple(one.index for one in machine.of_kind("cuda")):
+        return "cuda"
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _num_ranks(wish: Any, values: Mapping[str, Any], machine: Machine) -> int:
+    _plan(wish, values["device"], machine)  # says what cannot be
+    return int(wish)
+
+
+def _precision(wish: Any, values: Mapping[str, Any], machine: Machine) -> str:
+    _refuse_coming("mixed_precision", wish)
+    there = standing(wish, devices_of(values["device"], machine), machine)
+    if not there.can_be_picked:
+        raise ConfigError(
+            f"mixed_precision={wish!r} cannot be on device={values['device']!r}",
+            there.why,
+            'pick "no", or another device',
+        )
+    return str(wish)
+
+
+def _as_wished(wish: Any, values: Mapping[str, Any], machine: Machine) -> Any:
+    return wish
+
+
+def _known_strategy(wish: Any, values: Mapping[str, Any], machine: Machine) -> str:
+    _refuse_coming("strategy", wish)
+    return str(wish)
+
+
+def _refuse_coming(name: str, wish: Any) -> None:
+    if isinstance(wish, str) and wish in SETTINGS[name].coming:
+        raise ConfigError(
+            f"{name}={wish!r} is not supported yet",
+            "this version has no engine for it",
+            f"pick one of {', '.join(map(repr, offered(name)))}",
+        )
+
+
+# Setting -> its default here, and what admits a wish or says why not; later ones see earlier ones.
+_RULES: dict[str, tuple[Any, Any]] = {
+    "device": (_best_place, _place),
+    "num_processes": (
+        lambda values, machine: len(devices_of(values["device"], machine)) or 1,
+        _num_ranks,
+    ),
+    "mixed_precision": (
+        lambda values, machine: preselected(devices_of(values["device"], machine), machine)[0],
+        _precision,
+    ),
+    "strategy": (lambda values, machine: SETTINGS["strategy"].default, _known_strategy),
+    "gradient_accumulation_steps": (
+        lambda values, machine: SETTINGS["gradient_accumulation_steps"].default,
+        _as_wished,
+    ),
+}

@@ -1,0 +1,171 @@
+"""What a choice means: ranks, threads, batch, memory, and what should be known before. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from notebook_accel.errors import ConfigError
+from notebook_accel.launch.devices import Device
+from notebook_accel.launch.machine import Machine
+from notebook_accel.launch.plan import plan
+from notebook_accel.launch.precisions import preselected, standing
+from notebook_accel.ui.choices import Choice, devices_of, planned
+from notebook_accel.ui.model_size import Footprint, ModelSize, bytes_words, footprint
+
+Severity = Literal["note", "warning", "error"]
+TAKEN_SHARE = 0.25  # of a GPU's memory: less is the driver's own
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to know before a launch: what, and what to do about it where that is not plain."""
+
+    severity: Severity
+    text: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.text}" + (f" ({self.fix})" if self.fix else "")
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A choice in words: who runs, what one update sees, why this precision, memory, findings."""
+
+    ranks: str
+    batch: str
+    precision: str
+    memory: tuple[Footprint, ...]
+    findings: tuple[Finding, ...]
+
+
+def outlook(
+    choice: Choice,
+    machine: Machine,
+    asked: Collection[str],
+    wishes: Mapping[str, object],
+    dropped: Mapping[str, str],
+    batch_size: int | None = None,
+    size: ModelSize | None = None,
+) -> Outlook:
+    """Tell what ``choice`` means on ``machine``; ``asked`` are the settings that it answers."""
+    findings = [
+        *(Finding("note", text) for text in dropped.values()),
+        *_tpu_findings(machine),
+        *_device_findings(choice, machine, asked),
+        *_precision_findings(choice, machine, asked),
+        *_memory_findings(choice, machine, size),
+    ]
+    return Outlook(
+        ranks_words(choice, machine),
+        batch_words(choice, batch_size),
+        precision_words(choice, machine, "mixed_precision" in wishes),
+        () if size is None else _footprints(size, choice),
+        tuple(findings),
+    )
+
+
+def ranks_words(choice: Choice, machine: Machine) -> str:
+    """Say who runs where, with how many threads."""
+    placed = planned(choice, machine)
+    num_ranks = len(placed.placements)
+    where = placed.device_words if devices_of(choice.device, machine) else "the CPU"
+    threads = _count(placed.num_threads, "thread")
+    return f"{_count(num_ranks, 'rank')} on {where}, {threads}{' each' if num_ranks > 1 else ''}"
+
+
+def batch_words(choice: Choice, batch_size: int | None) -> str:
+    """Say how many samples one optimizer step sees; the batch size is per rank."""
+    ranks, steps = choice.num_processes, choice.gradient_accumulation_steps
+    factors = [f"{ranks} ranks"] * (ranks > 1) + [f"{steps} micro-batches"] * (steps > 1)
+    if batch_size is None:
+        return "one update sees " + " x ".join(["the loader's batch size", *factors])
+    total = batch_size * ranks * steps
+    product = " x ".join([f"batches of {batch_size}", *factors])
+    return f"one update sees {product}" + (f" = {total:,} samples" if factors else "")
+
+
+def precision_words(choice: Choice, machine: Machine, was_picked: bool) -> str:
+    """Say why this precision is set when nobody picked one, or how the picked one runs."""
+    used = devices_of(choice.device, machine)
+    suited, why = preselected(used, machine)
+    if not was_picked:
+        return f"{suited} is preselected: {why}"
+    there = standing(choice.mixed_precision, used, machine)
+    if there.precision == suited:
+        return f"{suited} is also what would be preselected: {why}"
+    return f"{there.precision} is {there.mark} ({there.why}); {suited} would be preselected: {why}"
+
+
+def _footprints(size: ModelSize, choice: Choice) -> tuple[Footprint, ...]:
+    return tuple(footprint(size, name, choice.num_processes) for name in ("no", "bf16", "fp16"))
+
+
+def _tpu_findings(machine: Machine) -> list[Finding]:
+    if not machine.of_kind("tpu") or machine.of_kind("cuda"):
+        return []
+    try:
+        plan(None, None, machine.devices, machine.num_cores)
+    except ConfigError as error:
+        return [Finding("warning", f"{error.what}: {error.why}", "the CPU of this machine trains")]
+    return []
+
+
+def _device_findings(choice: Choice, machine: Machine, asked: Collection[str]) -> list[Finding]:
+    if "device" not in asked and "num_processes" not in asked:
+        return []
+    used = devices_of(choice.device, machine)
+    found = [Finding("note", text) for text in planned(choice, machine).notes]
+    idle = used[choice.num_processes :]
+    if idle:
+        word = "stay" if len(idle) > 1 else "stays"
+        found.append(Finding("note", f"{' and '.join(map(_name, idle))} {word} idle"))
+    if len({one.name for one in used}) > 1:
+        found.append(Finding("note", "unlike GPUs: the slowest one sets the pace of all"))
+    if any(one.uuid.startswith("MIG-") for one in used):
+        found.append(Finding("note", "a MIG slice: CUDA gives a process one slice, so 1 rank"))
+    for one in used[: choice.num_processes]:
+        taken = one.total_bytes - one.free_bytes
+        if taken > TAKEN_SHARE * one.total_bytes:
+            found.append(
+                Finding("warning", f"{_name(one)}: {bytes_words(taken)} are taken by other work")
+            )
+    return found
+
+
+def _precision_findings(choice: Choice, machine: Machine, asked: Collection[str]) -> list[Finding]:
+    used = devices_of(choice.device, machine)
+    there = standing(choice.mixed_precision, used, machine)
+    if "mixed_precision" not in asked or there.mark not in ("emulated", "slow"):
+        return []
+    text = f"{there.precision} is {there.mark} here: {there.why}"
+    return [Finding("warning", text, f"pick {preselected(used, machine)[0]}")]
+
+
+def _memory_findings(choice: Choice, machine: Machine, size: ModelSize | None) -> list[Finding]:
+    """Compare what each rank holds with what is free; activations come on top."""
+    if size is None:
+        return []
+    needed = footprint(size, choice.mixed_precision, choice.num_processes).total
+    used = devices_of(choice.device, machine)[: choice.num_processes]
+    tight = [one for one in used if one.total_bytes and needed > one.free_bytes]
+    told = f"the model needs {bytes_words(needed)} a rank, activations apart"
+    if tight:
+        free = f"{_name(tight[0])} has {bytes_words(tight[0].free_bytes)} free"
+        return [Finding("warning", f"{told}; {free}", "a smaller model, or a leaner optimizer")]
+    everybody = needed * choice.num_processes
+    if not used and machine.total_bytes and everybody > machine.free_bytes:
+        total = f"{choice.num_processes} ranks {bytes_words(everybody)}"
+        free = f"{bytes_words(machine.free_bytes)} are free"
+        return [Finding("warning", f"{told}, {total}; {free}", "fewer ranks, or a smaller model")]
+    return []
+
+
+def _name(device: Device) -> str:
+    return f"GPU {device.index}" if device.kind == "cuda" else device.name
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

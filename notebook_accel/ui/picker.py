@@ -1,0 +1,235 @@
+"""Pickers: choose in a cell what to train on, see what it means, and launch with it.
+
+A picker is a frozen ``State`` that picks replace, with a skin of widgets where there is a front
+end for them. What was picked survives running the cell again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+from notebook_accel.config.resolve import RunConfig
+from notebook_accel.errors import ConfigError
+from notebook_accel.launch.machine import Machine, read_machine
+from notebook_accel.launch.timing import Timings, time_precisions
+from notebook_accel.ui import choices
+from notebook_accel.ui.model_size import ModelSize
+from notebook_accel.ui.picker_state import State, check_names
+from notebook_accel.ui.picker_text import text
+from notebook_accel.ui.place import has_kernel, place
+
+# A choice among strategies is a question as soon as there is more than one to carry out.
+_STRATEGY = ("strategy",) if len(choices.offered("strategy")) > 2 else ()  # "auto", "ddp"
+AnyPicker = TypeVar("AnyPicker", bound="Picker")
+# What was picked in this kernel, by kind of picker and its name: (what the cell gave, wishes).
+_kept: dict[tuple[str, str], tuple[dict[str, Any], Mapping[str, Any]]] = {}
+
+
+class Picker:
+    """What all pickers share: the choice, in every form that something takes it in.
+
+    ``notebook_launcher(main, config=picker)`` launches with it, ``Accelerator(
+    **picker.accelerator_kwargs)`` takes the part of the loop, ``picker.code`` is the line that
+    reproduces it. Without widgets, ``print(picker)`` shows the same and ``choose`` picks.
+    """
+
+    asks: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        about: Mapping[str, Any],
+        *,
+        name: str = "",
+        batch_size: int | None = None,
+        model: Any = None,
+        machine: Machine | None = None,
+    ) -> None:
+        given = {key: value for key, value in given.items() if value is not None}
+        RunConfig(**given, **about)
+        kind = type(self).__name__
+        self._key = (kind, name)
+        self._given = given
+        earlier, wishes = _kept.get(self._key, (given, given))
+        self._skin: Any = None
+        self._become(
+            State(
+                kind,
+                self.asks,
+                read_machine() if machine is None else machine,
+                {**about, **(wishes if earlier == given else given)},
+                batch_size,
+                None if model is None else ModelSize.of(model),
+            )
+        )
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The settings of this picker, by name."""
+        return self._state.values
+
+    @property
+    def run_config(self) -> RunConfig:
+        """The choice as a ``RunConfig``; the launcher asks for it."""
+        return self._state.run_config
+
+    @property
+    def accelerator_kwargs(self) -> dict[str, Any]:
+        """The arguments for ``Accelerator`` that follow from the choice."""
+        return self._state.accelerator_kwargs
+
+    @property
+    def code(self) -> str:
+        """The line that makes the same choice without a picker."""
+        return self._state.code
+
+    @property
+    def findings(self) -> list[str]:
+        """What should be known before a launch, as shown."""
+        return list(map(str, self._state.outlook.findings))
+
+    def choose(self: AnyPicker, **values: Any) -> AnyPicker:
+        """Pick without widgets: ``picker.choose(num_processes=2)``; None goes back to the default.
+
+        Errors: ConfigError for a setting that is not asked here or a value that cannot be.
+        """
+        self._become(self._state.pick(values))
+        return self
+
+    def refresh(self: AnyPicker) -> AnyPicker:
+        """Look at the machine again: memory that is free now, GPUs that came or went."""
+        self._become(replace(self._state, machine=read_machine(), firm=frozenset()))
+        return self
+
+    def time(self) -> Timings:
+        """Measure matrix products in each precision on the chosen device, in a child process.
+
+        Units: it takes about a second, after the seconds in which the child imports torch.
+        Errors: LaunchError with what the child said, when it could not.
+        """
+        state = self._state
+        names = [one.precision for one in state.standings if one.can_be_picked]
+        num_threads = choices.planned(state.choice, state.machine).num_threads
+        timings = time_precisions(state.timed_device, names, num_threads)
+        self._become(replace(self._state, timings=timings))
+        return timings
+
+    def _become(self, state: State) -> None:
+        _ = state.outlook  # whatever is wrong is said before anything changes
+        self._state = state
+        _kept[self._key] = (self._given, {k: v for k, v in state.wishes.items() if k in self.asks})
+        if self._skin is not None:
+            self._skin.show(state)
+
+    def __repr__(self) -> str:
+        return text(self._state)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """The controls where a front end can show them, the text everywhere."""
+        bundle: dict[str, Any] = {"text/plain": text(self._state)}
+        if has_kernel() and place().surface not in ("text", "off"):
+            from notebook_accel.ui.picker_widgets import Skin, view_bundle
+
+            if self._skin is None:
+                self._skin = Skin(self._state, self.choose, self.time, self.refresh)
+            bundle.update(view_bundle(self._skin))
+        return bundle
+
+    def __reduce__(self) -> Any:
+        """A function that uses a picker takes the choice along to its worker, without controls."""
+        return _restored, (type(self), self._key, self._given, self._state)
+
+
+class DevicePicker(Picker):
+    """Choose what to train on: GPUs by name with their free memory, or the CPU.
+
+    ``device`` is what is picked at first; ``name`` tells several pickers of a notebook apart.
+    ``machine`` is what to choose from, this machine by default.
+
+    Errors: ConfigError for a device that no machine has.
+    """
+
+    asks = ("device",)
+
+    def __init__(
+        self,
+        *,
+        device: str | int | list[int] | None = None,
+        name: str = "",
+        machine: Machine | None = None,
+    ) -> None:
+        super().__init__({"device": device}, {}, name=name, machine=machine)
+
+
+class PrecisionPicker(Picker):
+    """Choose the numbers in which forward and backward passes run.
+
+    Each is marked by how the device computes it: native, emulated, or absent. Preselected is bf16
+    where it is native, fp16 on older GPUs, none on a CPU. ``device`` is what it is about (default:
+    the accelerators that are here, else the CPU). ``model``, or its number of parameters, shows
+    what a rank holds in memory.
+
+    Errors: ConfigError for a precision or a device that no machine has.
+    """
+
+    asks = ("mixed_precision",)
+
+    def __init__(
+        self,
+        *,
+        mixed_precision: str | None = None,
+        device: str | int | list[int] | None = None,
+        model: Any = None,
+        name: str = "",
+        machine: Machine | None = None,
+    ) -> None:
+        about = {} if device is None else {"device": device}
+        given = {"mixed_precision": mixed_precision}
+        super().__init__(given, about, name=name, model=model, machine=machine)
+
+
+class LaunchPicker(Picker):
+    """Choose all that a launch needs: device, processes, precision, accumulation, strategy.
+
+    ``batch_size`` is the loader's, on each rank; with it the picker tells what one update sees.
+    ``model``, or its number of parameters, shows what a rank holds in memory. The settings are what
+    is picked at first; ``name`` tells several pickers of a notebook apart.
+
+    Errors: ConfigError for a value that no machine could have.
+    """
+
+    asks = ("device", "num_processes", "mixed_precision", *_STRATEGY, "gradient_accumulation_steps")
+
+    def __init__(
+        self,
+        batch_size: int | None = None,
+        model: Any = None,
+        *,
+        name: str = "",
+        machine: Machine | None = None,
+        **settings: Any,
+    ) -> None:
+        kind = type(self).__name__
+        check_names(kind, self.asks, settings)
+        _check_batch_size(batch_size)
+        super().__init__(
+            settings, {}, name=name, batch_size=batch_size, model=model, machine=machine
+        )
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    if batch_size is None or (type(batch_size) is int and batch_size > 0):
+        return
+    raise ConfigError(
+        f"batch_size={batch_size!r:.60} is no number of samples",
+        "it is what each rank's loader puts into a batch",
+        "write, for example, LaunchPicker(batch_size=32)",
+    )
+
+
+def _restored(kind: type[Picker], key: tuple[str, str], given: Any, state: State) -> Picker:
+    picker = kind.__new__(kind)
+    picker._key, picker._given, picker._state, picker._skin = key, given, state, None
+    return picker
