@@ -12,7 +12,8 @@ Explained
 ├── CheckpointError (RuntimeError, ValueError)  a checkpoint is absent, incomplete or another's
 ├── MissingPackage (ImportError)   an optional package that this call needs is not installed
 ├── NotHere (ImportError, NotImplementedError)  a part of Accelerate that comes later
-└── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
+├── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
+└── NoSuchRun (KeyError)           a run was asked for that is not on record
 
 UserWarning
 ├── GuardRail                      something that nothing else would show is probably a mistake
@@ -126,6 +127,10 @@ class NotHere(Explained, ImportError, NotImplementedError):
 
 class NoSuchSeries(Explained, KeyError):
     """A history was asked for a series that no rank reported."""
+
+
+class NoSuchRun(Explained, KeyError):
+    """A run was asked for that is not on record, or whose record cannot be read."""
 
 
 class GuardRail(UserWarning):

@@ -27,9 +27,13 @@ _FAR = 2**62
 
 
 class Series:
-    """One curve: sums and counts by step, of which the first ``settled`` entries are final."""
+    """One curve: sums and counts by step, of which the first ``settled`` entries are final.
+
+    ``revision`` changes when entries that were final have been opened again.
+    """
 
     def __init__(self) -> None:
+        self.revision = 0
         self.steps = array("q")
         self.totals = array("d")
         self.counts = array("H")
@@ -44,8 +48,9 @@ class Series:
             self._offset[rank] = newest  # another loop in the same function follows the last one
         step += self._offset.get(rank, 0)
         index = bisect_left(self.steps, step)
-        if rank not in self._newest:  # what the others said from here on was not whole yet
-            self.settled = min(self.settled, index)
+        if rank not in self._newest and index < self.settled:
+            self.settled = index  # what the others said from here on was not whole yet
+            self.revision += 1
         self._newest[rank] = (step, value)
         if index == len(self.steps) or self.steps[index] != step:
             self.steps.insert(index, step)
@@ -94,6 +99,17 @@ class History(Mapping[str, "list[float]"]):
     def __init__(self) -> None:
         self._series: dict[str, Series] = {}
         self._finished: set[int] = set()
+
+    @classmethod
+    def of(cls, curves: Mapping[str, tuple[array[int], array[float]]]) -> History:
+        """Make a history of whole curves: name -> steps in rising order, and values."""
+        history = cls()
+        for name, (steps, values) in curves.items():
+            series = history._series[name] = Series()
+            series.steps, series.totals = steps, values
+            series.counts = array("H", [1]) * len(steps)
+            series.settled = len(steps)
+        return history
 
     def handle(self, event: Any) -> None:
         """Take one event of the run."""
@@ -230,6 +246,11 @@ class Rates:
     def newest(self) -> Progress | None:
         """The newest word of the lowest rank that said any."""
         return self._newest[min(self._newest)] if self._newest else None
+
+    @property
+    def ranks(self) -> Mapping[int, Progress]:
+        """The newest word of each rank."""
+        return self._newest
 
     @property
     def step(self) -> int:

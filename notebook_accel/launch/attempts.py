@@ -29,13 +29,8 @@ def attempts(
     with Interrupts() as interrupts:
         order = make_order()
         for number in range(max_restarts + 1):
-            attempt = Attempt(with_restart(order, number), interrupts)
-            title = f"{order.plan.device_words}, {order.choice.method}"
-            controls = Controls(attempt.stop, attempt.kill, is_blocking=handle is None)
-            num_ranks = len(order.plan.placements)
-            attempt.add_sinks([*make_sinks(), view(attempt.history, title, num_ranks, controls)])
-            if handle is not None:
-                handle.attach(attempt)
+            attempt = Attempt(with_restart(order, number), interrupts, is_recorded=True)
+            equip(attempt, make_sinks(), len(order.plan.placements), handle)
             try:
                 return attempt.go()
             except (RunInterrupted, RunTimeout):
@@ -48,6 +43,15 @@ def attempts(
                     f"note: starting all ranks again ({number + 1} of {max_restarts} restarts)"
                 )
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def equip(attempt: Attempt, sinks: list[Sink], num_ranks: int, handle: Run | None) -> None:
+    """Give an attempt its sinks and its view, and to the handle, before it starts."""
+    title = f"{attempt.order.plan.device_words}, {attempt.order.choice.method}"
+    controls = Controls(attempt.stop, attempt.kill, handle is None, attempt.beats)
+    attempt.add_sinks([*sinks, view(attempt.history, title, num_ranks, controls)])
+    if handle is not None:
+        handle.attach(attempt)
 
 
 def view(history: History, title: str, num_ranks: int, controls: Controls | None = None) -> Sink:

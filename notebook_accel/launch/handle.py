@@ -1,28 +1,35 @@
-"""A run that goes on while the cell has returned: the handle that ``block=False`` gives.
+"""A run that goes on while the cell has returned: what ``block=False`` gives.
 
 The run is driven by a thread of its own, which lives exactly as long as the run. What it prints
 goes to the cell that started it.
+
+There is no pause. Ranks that wait hold their devices' memory and their place in line as if they
+worked; who needs the device needs it free, which is ``stop()`` and later ``load_state``.
 """
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.errors import LaunchError
 from notebook_accel.events.history import History
 from notebook_accel.events.lines import ipython
-from notebook_accel.launch.result import RunResult
+from notebook_accel.events.records import Logs, Record
+from notebook_accel.launch.result import RunResult, export
 
 if TYPE_CHECKING:
     from notebook_accel.launch.run import Attempt
 
 
 class Run:
-    """A running launch: ``wait()`` for its result, ``stop()`` it after a step, or ``kill()`` it.
+    """A running launch: look at it, ``wait()`` for its result, ``stop()`` it, or ``kill()`` it.
 
-    It can be awaited in a cell: ``result = await handle``.
+    All of it can be called from any cell while the run goes on and after it has ended. It can be
+    awaited: ``result = await run``.
     """
 
     def __init__(self, go: Callable[[Run], RunResult]) -> None:
@@ -31,6 +38,7 @@ class Run:
         self._asked: list[str] = []
         self._result: RunResult | None = None
         self._error: BaseException | None = None
+        self._attached = threading.Event()
         self._done = threading.Event()
         self._adopt_cell = _cell_adopter()
         self._thread = threading.Thread(target=self._drive, name="notebook_accel run", daemon=True)
@@ -39,18 +47,11 @@ class Run:
     def attach(self, attempt: Attempt) -> None:
         """Take the attempt that is about to start; called by the launcher."""
         self._attempt = attempt
+        self._attached.set()
         for what in self._asked:
             getattr(attempt, what)()
 
-    @property
-    def done(self) -> bool:
-        """True when the run has ended and left nothing behind."""
-        return self._done.is_set()
-
-    @property
-    def history(self) -> History:
-        """The curves so far."""
-        return self._attempt.history if self._attempt is not None else History()
+    # ── ending it ─────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
         """Ask the ranks to stop after a step they agree on; ``wait()`` then has the rest."""
@@ -83,10 +84,68 @@ class Run:
 
         return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
 
+    # ── looking at it ─────────────────────────────────────────────────────────────────────────
+
+    @property
+    def done(self) -> bool:
+        """True when the run has ended and left nothing behind."""
+        return self._done.is_set()
+
+    @property
+    def history(self) -> History:
+        """The curves so far: a mapping, with ``to_pandas()`` and ``to_csv(path)``."""
+        return self._attempt.history if self._attempt is not None else History()
+
+    @property
+    def logs(self) -> Logs:
+        """What each rank has written so far: ``run.logs(0)`` or ``run.logs[0]``."""
+        return Logs(self._attempt.logs.texts() if self._attempt is not None else [])
+
+    @property
+    def record(self) -> Record:
+        """All that is known of the run, also on the disk; waits until the run has begun.
+
+        Errors: what ``wait()`` raises, if the run could not begin.
+        """
+        while not self._attached.wait(0.05):
+            if self.done:
+                self.wait()
+        assert self._attempt is not None
+        return self._attempt.recorder.record
+
+    @property
+    def id(self) -> str:
+        """The run's name on record: ``runs.get(id)`` finds it in any notebook."""
+        return self.record.id
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of its record; None if none is kept."""
+        return self.record.path
+
+    def show(self) -> None:
+        """Show the curves so far, here."""
+        view = importlib.import_module("notebook_accel.ui.live")
+        view.show(self.history, f"{self.record.about.title}, {self.record.ended}")
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write the run as far as it is into one HTML file, and give its path."""
+        return self.record.report(path)
+
+    def export_script(self, path: str | Path = "train.py") -> Path:
+        """Write the function with all it uses as a script, and give its path.
+
+        Errors: ConfigError naming each global that has no source.
+        """
+        record = self.record
+        assert self._attempt is not None
+        return export(self._attempt.order.job, record, path)
+
     def __repr__(self) -> str:
-        if not self.done:
-            return "Run(running)"
-        return f"Run(done: {self._error or self._result!r})"
+        if self.done:
+            return f"Run(done: {self._error or self._result!r})"
+        step = self._attempt.recorder.record.step if self._attempt is not None else 0
+        return f"Run(running, step {step})" if step else "Run(running)"
 
     def _ask(self, what: str) -> None:
         self._asked.append(what)

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from notebook_accel.errors import ConfigError
-from notebook_accel.events import context
+from notebook_accel.events import context, shelf
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.history import History
+from notebook_accel.events.model import Failed, Returned, Started
+from notebook_accel.events.records import Logs, Recorder
 from notebook_accel.events.sinks import Sink
+from notebook_accel.launch.about import about, hider
 from notebook_accel.launch.plan import LaunchPlan
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.start import Job
@@ -59,24 +62,37 @@ def run(
             "pass num_processes=1, or another start_method",
         )
     history = History()
+    recorder = Recorder(
+        about(job, placed, "inline", settings, env), history, list, shelf.root(), hider(job, env)
+    )
     view = make_view(history, f"{placed.device_words}, inline", 1)
-    emitter = LocalEmitter([history, view])
+    emitter = LocalEmitter([history, recorder, view])
     worker = context.WorkerContext(placed.placements[0], emitter, _NeverStop(), settings)
     before = {name: os.environ.get(name) for name in {**placed.env, **env}}
     os.environ.update({**placed.env, **env})
     began = time.monotonic()
     token = context.enter(worker)
+    emitter.send(Started(0, os.getpid(), worker.placement.device, placed.num_threads))
+    failed: BaseException | None = None
     try:
         value = job.function(*job.args, **job.kwargs)
+        emitter.send(Returned(0, 0))
+    except BaseException as error:
+        failed = error
+        emitter.send(Failed(0, type(error).__name__, str(error), [], ""))
+        raise
     finally:
         context.leave(token)
         emitter.flush()
         for leave in reversed(worker.at_exit):
             leave()
-        history.close()
-        view.close()
+        for sink in (history, recorder, view):
+            sink.close()
+        recorder.end(failed)
         emitter.close()
         for name, old in before.items():
             os.environ.pop(name, None) if old is None else os.environ.update({name: old})
     took_s = time.monotonic() - began
-    return RunResult([value], history, [""], took_s, placed.device_words, "inline")
+    return RunResult(
+        [value], history, Logs([""]), took_s, placed.device_words, "inline", recorder.record, job
+    )

@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from notebook_accel.events.history import History
+from notebook_accel.events.records import Logs, Record
+
+if TYPE_CHECKING:
+    from notebook_accel.launch.start import Job
 
 
 @dataclass(frozen=True)
@@ -16,18 +21,21 @@ class RunResult:
 
     values: one value a rank, in rank order; None where a rank was stopped before it returned.
     history: the curves, averaged over ranks (``run.history["loss"]``).
-    logs: what each rank wrote, in rank order.
+    logs: what each rank wrote, in rank order: ``run.logs(0)`` or ``run.logs[0]``.
     duration_s: from the launch to the last rank's end, in seconds.
+    record: all that is known of the run, also on the disk; ``runs.get(run.id)`` finds it again.
     stopped: True if the run was ended before its function returned.
     salvaged: rank 0's models as they were when a run was stopped, in the order of ``prepare``.
     """
 
     values: list[Any]
     history: History
-    logs: list[str]
+    logs: Logs
     duration_s: float
     devices: str
     start_method: str
+    record: Record = field(repr=False)
+    job: Job | None = field(repr=False)
     stopped: bool = False
     salvaged: list[Any] = field(default_factory=list)
 
@@ -49,7 +57,35 @@ class RunResult:
             facts.append("stopped early")
         return f"RunResult({', '.join(facts)})"
 
+    @property
+    def id(self) -> str:
+        """The run's name on record: ``runs.get(id)`` finds it in any notebook."""
+        return self.record.id
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of its record; None if none is kept."""
+        return self.record.path
+
     def show(self) -> None:
         """Show the run's picture again, here."""
         view = importlib.import_module("notebook_accel.ui.live")
         view.show(self.history, repr(self))
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write the run into one HTML file that needs nothing else, and give its path."""
+        return self.record.report(path)
+
+    def export_script(self, path: str | Path = "train.py") -> Path:
+        """Write the function with all it uses as a script, and give its path.
+
+        Errors: ConfigError naming each global that has no source.
+        """
+        return export(self.job, self.record, path)
+
+
+def export(job: Job | None, record: Record, path: str | Path) -> Path:
+    """Write ``job`` as a script; what both a running and a finished run can do."""
+    script = importlib.import_module("notebook_accel.launch.script")
+    written: Path = script.export(job, record, Path(path))
+    return written

@@ -18,9 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from notebook_accel.errors import ConfigError, LaunchError, RunInterrupted
+from notebook_accel.events import shelf
 from notebook_accel.events.history import History
+from notebook_accel.events.pulse import Beat
+from notebook_accel.events.records import Logs, Recorder
 from notebook_accel.events.sinks import Sink
+from notebook_accel.events.story import About
 from notebook_accel.launch import start, streams, verdict, wire
+from notebook_accel.launch.about import about, hider
 from notebook_accel.launch.guard import Guard
 from notebook_accel.launch.left_behind import Reminder
 from notebook_accel.launch.memory import FlagPage, PulsePage, anonymous_file
@@ -32,11 +37,15 @@ from notebook_accel.launch.supervise import RankState, Supervisor
 # One start at a time in a process: a fork in one thread would inherit, and hold open, the pipe by
 # which another thread's subprocess reports that it has started.
 _starting = threading.Lock()
+_RESTART = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True)
 class Order:
-    """Everything decided about a run before it starts."""
+    """Everything decided about a run before it starts.
+
+    ``agent_store`` says that the ranks meet at a store that is served already, by an agent.
+    """
 
     job: start.Job
     plan: LaunchPlan
@@ -47,6 +56,7 @@ class Order:
     port: int | None
     timeout_s: float | None
     on_interrupt: str
+    agent_store: bool = False
 
 
 class Interrupts:
@@ -82,11 +92,18 @@ class Interrupts:
 class Attempt:
     """One attempt to carry out an order."""
 
-    def __init__(self, order: Order, interrupts: Interrupts) -> None:
+    def __init__(self, order: Order, interrupts: Interrupts, is_recorded: bool = False) -> None:
         self.order = order
         self.history = History()
         self.logs = streams.RankLogs(len(order.plan.placements))
-        self._sinks: list[Sink] = [self.history, self.logs, Reminder()]
+        self.recorder = Recorder(
+            _about(order),
+            self.history,
+            self.logs.texts,
+            shelf.root() if is_recorded else None,
+            hider(order.job, order.env),
+        )
+        self._sinks: list[Sink] = [self.history, self.logs, self.recorder, Reminder()]
         self._interrupts = interrupts
         self._supervisor: Supervisor | None = None
         self._early: list[str] = []
@@ -110,6 +127,11 @@ class Attempt:
         """End the ranks now."""
         self._ask("kill")
 
+    def beats(self) -> list[Beat]:
+        """Give each rank's newest pulse; nothing before the start."""
+        supervisor = self._supervisor
+        return [] if supervisor is None else [wait.beat for wait in supervisor.waits.ranks]
+
     def _ask(self, what: str) -> None:
         self._early.append(what)
         if self._supervisor is not None:
@@ -122,6 +144,15 @@ class Attempt:
 
         Errors: the user's own exception, WorkerDied, WorkerFailed, RunTimeout, RunInterrupted.
         """
+        try:
+            result = self._carry_out()
+        except BaseException as error:
+            self.recorder.end(error)
+            raise
+        self.recorder.end(None, result.stopped)
+        return result
+
+    def _carry_out(self) -> RunResult:
         began = time.monotonic()
         with contextlib.ExitStack() as stack:
             lanes = self._start(stack)
@@ -182,7 +213,7 @@ class Attempt:
         interrupted = 0
         self._interrupts.on_interrupt.append(supervisor.wake)
         try:
-            while not supervisor.done:
+            while not self._done(supervisor):
                 if self._interrupts.count > interrupted:
                     interrupted += 1
                     self._early.append("stop" if interrupted == 1 else "kill")
@@ -192,10 +223,17 @@ class Attempt:
         finally:
             self._interrupts.on_interrupt.remove(supervisor.wake)
 
+    def _done(self, supervisor: Supervisor) -> bool:
+        return supervisor.done
+
+    def _ranks(self, supervisor: Supervisor) -> list[RankState]:
+        """Give all ranks that are read out here, in rank order."""
+        return supervisor.ranks
+
     # ── reading out ───────────────────────────────────────────────────────────────────────────
 
     def _read_out(self, supervisor: Supervisor, lanes: list[Lane], took_s: float) -> RunResult:
-        ranks = supervisor.ranks
+        ranks = self._ranks(supervisor)
         reason = supervisor.ending.reason if supervisor.ending is not None else ""
         values = [self._value(state, needed=not reason) for state in ranks]
         stopped = bool(reason) or any(s.returned is not None and s.returned.stopped for s in ranks)
@@ -205,10 +243,12 @@ class Attempt:
                 for state, value in zip(ranks, values, strict=True)
             ],
             self.history,
-            self.logs.texts(),
+            Logs(self.logs.texts()),
             took_s,
             self.order.plan.device_words,
             self.order.choice.method,
+            self.recorder.record,
+            self.order.job,
             stopped,
             _salvaged(ranks, values),
         )
@@ -224,9 +264,9 @@ class Attempt:
         return result
 
     def _error(self, reason: str, supervisor: Supervisor) -> BaseException:
-        ranks = supervisor.ranks
+        ranks = self._ranks(supervisor)
         if reason == "stuck":
-            return verdict.stuck(ranks)
+            return verdict.stuck(supervisor.ranks)
         if reason == "timeout":
             assert self.order.timeout_s is not None
             return verdict.timed_out(self.order.timeout_s, ranks, supervisor.stacks)
@@ -258,6 +298,16 @@ class Attempt:
             return exc if isinstance(exc, BaseException) else None
 
         return exception_of
+
+
+def _about(order: Order) -> About:
+    restart = order.env.get(_RESTART, "0")
+    asked = {
+        **order.settings,
+        "timeout_s": order.timeout_s,
+        "restart": int(restart) or None,
+    }
+    return about(order.job, order.plan, order.choice.method, asked, order.env)
 
 
 def _salvaged(ranks: list[RankState], values: list[Any]) -> list[Any]:
@@ -292,7 +342,7 @@ def _rendezvous(order: Order, stack: contextlib.ExitStack) -> tuple[int, dict[st
     }
     if order.plan.on_one_machine and "GLOO_SOCKET_IFNAME" not in os.environ:
         env["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    if places[0].rank != 0:
+    if order.agent_store or places[0].rank != 0:
         return -1, env
     listener = stack.enter_context(socket.socket())
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -325,5 +375,5 @@ def _threads(order: Order) -> int:
 
 def with_restart(order: Order, attempt: int) -> Order:
     """The same order, telling the workers which attempt this is."""
-    env = {**order.env, "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+    env = {**order.env, _RESTART: str(attempt)}
     return replace(order, env=env)

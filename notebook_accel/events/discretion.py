@@ -1,0 +1,94 @@
+"""What may be written down of a run: names on a list, and never a key, token or password.
+
+Nobody reads a record before it is shared. So the environment goes in by an allow-list of names,
+and whatever looks like a secret, by the name it goes under or by its own looks, goes in as dots.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+HIDDEN = "•••"
+MAX_TEXT = 200
+MAX_ITEMS = 20
+_SECRET_NAME = re.compile(
+    r"secret|passw|passphrase|pwd|credential|cookie|auth|private|webhook|token(?!s|iz)"
+    r"|key(?!s|word|point|board)",
+    re.IGNORECASE,
+)
+_SECRET_LOOKS = re.compile(
+    r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|eyJ[\w-]+\.)[\w.\-]{12,}"
+    r"|(?<=://)[^\s/:@]+:[^\s/@]+(?=@)"
+)
+# Variables that explain how a run behaves; a name ending in _ stands for all that begin so.
+_ALLOWED = (
+    "ACCELERATE_", "COLAB_RELEASE_TAG", "CUBLAS_WORKSPACE_CONFIG", "CUDA_", "FSDP_", "GLOO_",
+    "HIP_VISIBLE_DEVICES", "JAX_PLATFORMS", "KAGGLE_KERNEL_RUN_TYPE", "MASTER_ADDR", "MASTER_PORT",
+    "MKL_NUM_THREADS", "NCCL_", "NOTEBOOK_ACCEL_", "OMP_", "PARALLELISM_CONFIG_", "PJRT_DEVICE",
+    "PYTHONHASHSEED", "PYTORCH_", "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS",
+    "TORCHELASTIC_", "TORCHINDUCTOR_", "TORCH_", "WORLD_SIZE", "XLA_FLAGS", "XLA_USE_BF16",
+)  # fmt: skip
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether what goes under ``name`` must not be written down."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Give the variables that may be kept, of this process and of ``more`` on top of it."""
+    every = {**os.environ, **more}
+    hide = hider(more)
+    return {
+        name: hide(every[name])[:MAX_TEXT]
+        for name in sorted(every)
+        if any(name.startswith(one) if one.endswith("_") else name == one for one in _ALLOWED)
+        and not is_secret(name)
+    }
+
+
+def hider(more: Mapping[str, Any] | None = None) -> Callable[[str], str]:
+    """Give a function that dots out of a text what looks like a secret, and the known ones.
+
+    Known are the values that go under the name of a secret in the environment or in ``more``.
+    """
+    known = {
+        value
+        for name, value in {**os.environ, **(more or {})}.items()
+        if isinstance(value, str) and len(value) >= 8 and is_secret(name)
+    }
+    words = sorted(map(re.escape, known), key=len, reverse=True)
+    pattern = re.compile("|".join([*words, _SECRET_LOOKS.pattern]))
+    return lambda text: pattern.sub(HIDDEN, text)
+
+
+def named(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Give a call's arguments by name."""
+    try:
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # a call that will fail anyway, or a builtin
+        return {**{f"args[{number}]": one for number, one in enumerate(args)}, **kwargs}
+
+
+def described(value: Any, name: str = "", depth: int = 2) -> Any:
+    """Give ``value``, known as ``name``, as something for JSON; what is not simple by its type."""
+    if is_secret(name):
+        return HIDDEN
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        text = hider()(value)
+        return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    if depth and isinstance(value, (list, tuple)) and len(value) <= MAX_ITEMS:
+        return [described(one, name, depth - 1) for one in value]
+    if depth and isinstance(value, Mapping) and len(value) <= MAX_ITEMS:
+        return {str(key): described(one, str(key), depth - 1) for key, one in value.items()}
+    shape = getattr(value, "shape", None)
+    size = f" {tuple(shape)}" if isinstance(shape, tuple) else ""
+    return f"<{type(value).__name__}{size}>"

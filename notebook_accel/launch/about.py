@@ -1,0 +1,51 @@
+"""What is written down of a launch before it starts; what may be is ``events.discretion``'s say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from notebook_accel.events import discretion, shelf
+from notebook_accel.events.story import About
+from notebook_accel.launch.plan import LaunchPlan
+from notebook_accel.launch.start import Job
+
+
+def about(
+    job: Job, plan: LaunchPlan, method: str, asked: Mapping[str, Any], env: Mapping[str, str]
+) -> About:
+    """Describe a launch of ``job`` for its record; settings that are None were not asked for."""
+    config = {
+        "num_processes": plan.placements[0].size,
+        "start_method": method,
+        "num_threads": plan.num_threads,
+        **asked,
+    }
+    return About(
+        shelf.new_id(),
+        function_name(job.function),
+        plan.device_words,
+        method,
+        len(plan.placements),
+        config={
+            name: discretion.described(value, name)
+            for name, value in config.items()
+            if value is not None
+        },
+        arguments={
+            name: discretion.described(value, name)
+            for name, value in discretion.named(job.function, job.args, job.kwargs).items()
+        },
+        environment=discretion.environment({**plan.env, **env}),
+    )
+
+
+def hider(job: Job, env: Mapping[str, str]) -> Callable[[str], str]:
+    """Give what dots out of a text the secrets that this launch was given."""
+    return discretion.hider({**discretion.named(job.function, job.args, job.kwargs), **env})
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Name a function as its author would."""
+    inner = getattr(function, "func", function)  # of a functools.partial
+    return str(getattr(inner, "__qualname__", type(inner).__name__)).rpartition("<locals>.")[2]
