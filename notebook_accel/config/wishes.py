@@ -10,10 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from notebook_accel.config.schema import check_choice
+from notebook_accel.errors import ConfigError
 
 # In what form DDP sends gradients, and what a PowerSGD hook may be wrapped in.
 COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
 COMM_WRAPPERS = ("no", "fp16", "bf16")
+
+# Which parts of a model FSDP gathers one at a time, and in what form its state is saved.
+WRAP_POLICIES = ("auto", "transformer_based_wrap", "size_based_wrap", "no_wrap")
+STATE_DICT_TYPES = ("full_state_dict", "sharded_state_dict")
+SHARD_DTYPES = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,60 @@ class DDP(Strategy):
     def __post_init__(self) -> None:
         choose(self.comm_hook, "comm_hook", COMM_HOOKS)
         choose(self.comm_wrapper, "comm_wrapper", COMM_WRAPPERS)
+
+
+@dataclass(frozen=True)
+class FSDP(Strategy):
+    """Parameters, gradients and optimizer states in shards: 1/N of them on each of N ranks.
+
+    A part of the model (a block) is whole on a rank only while it computes; its gradients are
+    averaged and cut up again. ``auto_wrap_policy`` says what the parts are: "auto" the classes of
+    ``_no_split_modules``, else the blocks of the model's lists, else the model as one part;
+    "transformer_based_wrap" the classes ``transformer_cls_names_to_wrap`` (without names as
+    "auto", but an error where there are none); "size_based_wrap" whatever has ``min_num_params``;
+    "no_wrap" the whole model. ``reshard_after_forward=False`` keeps parts whole until their
+    backward: faster, and more memory. ``replicas`` copies of the sharded model make HSDP: shards
+    among neighbors, gradients averaged between the copies. ``cpu_offload`` keeps shards in the
+    memory of the CPU; ``activation_checkpointing`` computes the blocks' forward a second time
+    instead of keeping what it made. ``cpu_ram_efficient_loading``: only rank 0 has weights, the
+    other ranks' models may be on the meta device. ``ignored_modules`` (modules, or a pattern of
+    their names) stay whole on every rank; nothing in them may be trained. ``param_dtype``,
+    ``reduce_dtype`` and ``output_dtype`` override what the precision says: parts compute in its
+    dtype, gradients are averaged in float32.
+
+    Errors: ConfigError for what cannot be.
+    Source: Zhao et al. 2023, "PyTorch FSDP"; torch.distributed.fsdp.fully_shard.
+    """
+
+    name: ClassVar[str] = "fsdp"
+    reshard_after_forward: bool = True
+    auto_wrap_policy: str = "auto"
+    transformer_cls_names_to_wrap: tuple[str, ...] = ()
+    min_num_params: int = 0
+    replicas: int = 1
+    cpu_offload: bool = False
+    activation_checkpointing: bool = False
+    cpu_ram_efficient_loading: bool = False
+    ignored_modules: Any = None
+    state_dict_type: str = "sharded_state_dict"
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
+    output_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        choose(self.auto_wrap_policy, "auto_wrap_policy", WRAP_POLICIES)
+        choose(self.state_dict_type, "state_dict_type", STATE_DICT_TYPES)
+        for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+            if getattr(self, name) is not None:
+                choose(getattr(self, name), name, SHARD_DTYPES)
+        for name, least in (("replicas", 1), ("min_num_params", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(
+                    f"FSDP({name}={value!r})",
+                    f"{name} is a whole number of at least {least}",
+                    f"write {name}={least}, or leave it out",
+                )
 
 
 def choose(value: Any, name: str, choices: Iterable[str]) -> str:

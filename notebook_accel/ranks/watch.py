@@ -55,6 +55,24 @@ def watch_forward(
     ]
 
 
+def watch_gathering(part: nn.Module, own: Pulse) -> None:
+    """Note where a forward pass waits for other ranks to bring what ``part`` is made of.
+
+    The hooks go around those that ``part`` has already.
+    """
+
+    def forward(*args: Any) -> None:  # the name that the person reads
+        if not torch.compiler.is_compiling():
+            own.enter(FORWARD)
+
+    def leave(*args: Any) -> None:
+        if not torch.compiler.is_compiling() and own.is_in(FORWARD):
+            own.leave()
+
+    part.register_forward_pre_hook(Hook(forward), prepend=True)
+    part.register_forward_pre_hook(Hook(leave))
+
+
 def _watched(call: _Call) -> _Call:
     kind = KINDS.index(call.__name__)
 

@@ -62,6 +62,8 @@ class Wardrobe:
         """Clear gradients of a window that will never be whole."""
         for optimizer in self.optimizers:
             optimizer.abandon()
+        for model in self.models:
+            self._engine.forget_pending(model)
 
     def dress(self, objects: tuple[Any, ...], placement: list[bool]) -> list[Any]:
         """Give the dressed objects, in the order given; unknown ones as they are.

@@ -85,6 +85,10 @@ class Engine:
         """Move ``model`` to the device and let its forward run in this engine's precision."""
         if device_placement:
             model.to(self.world.device)
+        return self.mix(model)
+
+    def mix(self, model: nn.Module) -> nn.Module:
+        """Let ``model``'s forward run in this engine's precision."""
         inner = uncompiled(model)
         plain_forward(inner)  # an Accelerator of a cell run before may have left its precision
         if self.precision.dtype is not None:
@@ -100,6 +104,10 @@ class Engine:
         if not keep_fp32_wrapper:
             plain_forward(uncompiled(model))
         return model
+
+    def describe(self, model: nn.Module) -> str:
+        """Say in a few words what became of ``model``; nothing if it is as it was."""
+        return ""
 
     def upcast_outputs(self, model: nn.Module, upcast: bool) -> None:
         """Say whether half-precision outputs of ``model`` are made float32."""
@@ -169,6 +177,13 @@ class Engine:
         """Note that gradients were unscaled, and then cleared without a step."""
         if self.precision.scaler is not None:
             self.precision.scaler.forget(optimizer)
+
+    def forget_pending(self, model: nn.Module) -> None:
+        """Drop gradients of an open window that lie elsewhere than in its parameters."""
+
+    def current(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Give what is trained in place of ``parameters``, which may be from before ``wrap``."""
+        return list(parameters)
 
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together."""

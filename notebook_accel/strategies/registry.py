@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from notebook_accel.config.wishes import DDP, SingleDevice, Strategy
+from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.base import Engine
@@ -57,4 +57,12 @@ def _ddp(wish: DDP, world: World, precision: Precision) -> Engine:
     return DDPEngine(wish, world, precision)
 
 
-BUILT_IN: dict[type[Strategy], Maker] = {SingleDevice: _single, DDP: _ddp}
+def _fsdp(wish: FSDP, world: World, precision: Precision) -> Engine:
+    if world.size == 1:  # nobody to share with
+        return Engine(wish, world, precision)
+    from notebook_accel.strategies.fsdp import FSDPEngine  # imports much: only who shards pays
+
+    return FSDPEngine(wish, world, precision)
+
+
+BUILT_IN: dict[type[Strategy], Maker] = {SingleDevice: _single, DDP: _ddp, FSDP: _fsdp}

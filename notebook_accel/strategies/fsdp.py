@@ -1,0 +1,265 @@
+"""Every rank holds 1/N of the model, its gradients and its optimizer's state (FSDP2)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from notebook_accel.config.wishes import FSDP
+from notebook_accel.errors import ConfigError, RuntimeMisuse
+from notebook_accel.events import context
+from notebook_accel.events.pulse import BACKWARD
+from notebook_accel.ranks import watch
+from notebook_accel.ranks.shards import part_like, wholes
+from notebook_accel.ranks.world import World
+from notebook_accel.strategies import lean, sharding
+from notebook_accel.strategies.base import Engine, Layout, Parts
+from notebook_accel.strategies.batchnorm import let_batch_norms_meet
+from notebook_accel.strategies.blocks import find_blocks, modules_named
+from notebook_accel.strategies.compiled import uncompiled
+from notebook_accel.strategies.precision import Precision
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class FSDPEngine(Engine):
+    """Fully sharded data parallelism by torch's ``fully_shard``, over gloo or nccl."""
+
+    wish: FSDP
+
+    def __init__(self, wish: FSDP, world: World, precision: Precision) -> None:
+        super().__init__(wish, world, precision)
+        self.layout = Layout(world.rank, world.size)
+        self._mesh = mesh_of(world, wish.replicas)
+        self._moved: sharding.Moved = {}
+        self._optimizers: list[Optimizer] = []
+        self._parts: dict[int, int] = {}  # id of a model -> how many parts it was cut into
+        self._syncs: dict[int, bool] = {}
+        self._apart: set[int] = set()  # models whose gradients stay apart whatever windows say
+        self._pulse = watch.pulse()
+
+    # ── wrapping ──────────────────────────────────────────────────────────────────────────────
+
+    def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:
+        """Cut models up, and let optimizers train the parts, in whatever order both come.
+
+        Ranks: all ranks call it with the same parts; models start as rank 0 has them.
+        """
+        self._optimizers += parts.optimizers
+        wrapped = super().wrap(parts, device_placement)
+        for optimizer in self._optimizers:
+            sharding.follow(optimizer, self._moved)
+        return wrapped
+
+    def place(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
+        """Cut ``model`` up over the ranks; its parts compute in this engine's precision."""
+        inner = uncompiled(model)
+        if not isinstance(inner, FSDPModule):  # cut up before: only the precision is ours
+            self._shard(inner)
+            if self._pulse is not None:
+                for part in inner.modules():
+                    if isinstance(part, FSDPModule):
+                        watch.watch_gathering(part, self._pulse)
+        return self.mix(model)
+
+    def _shard(self, model: nn.Module) -> None:
+        wish = self.wish
+        blocks = find_blocks(
+            model,
+            wish.auto_wrap_policy,
+            wish.transformer_cls_names_to_wrap,
+            wish.min_num_params,
+        )
+        ignored = _ignored(model, wish.ignored_modules)
+        if self.world.device.type == "cpu":
+            let_batch_norms_meet(model)
+        given = lean.lift(model, self.world) if wish.cpu_ram_efficient_loading else None
+        if given is None and sharding.start_alike(model, self.world) and self.world.rank == 0:
+            print(
+                "note: the ranks built models of different weights; all start from rank 0's "
+                "(set_seed(...) before the model makes them alike)"
+            )
+        if wish.activation_checkpointing:
+            blocks = sharding.recompute(model, blocks)
+        moved = sharding.shard(
+            model,
+            self._mesh,
+            blocks,
+            reshard_after_forward=wish.reshard_after_forward,
+            numbers=self._numbers(),
+            offload=self._offload(),
+            ignored=ignored,
+        )
+        if given is not None:
+            lean.pour(model, given, self.world, on_cpu=wish.cpu_offload)
+        self._moved.update(moved)
+        self._parts[id(model)] = len(blocks) + 1
+
+    def _numbers(self) -> MixedPrecisionPolicy:
+        wish, compute = self.wish, self.precision.dtype
+        reduce = None if compute is None else torch.float32
+        return MixedPrecisionPolicy(
+            param_dtype=_DTYPES.get(wish.param_dtype or "", compute),
+            reduce_dtype=_DTYPES.get(wish.reduce_dtype or "", reduce),
+            output_dtype=_DTYPES.get(wish.output_dtype or ""),
+        )
+
+    def _offload(self) -> OffloadPolicy:
+        if not self.wish.cpu_offload:
+            return OffloadPolicy()
+        return CPUOffloadPolicy(pin_memory=self.world.device.type == "cuda")
+
+    def describe(self, model: nn.Module) -> str:
+        """Say what became of ``model``."""
+        num_parts, shards = self._parts.get(id(uncompiled(model)), 1), self._mesh.size(-1)
+        copies = f" in each of {self.wish.replicas} copies" if self.wish.replicas > 1 else ""
+        parts = f"{num_parts} part{'s' if num_parts > 1 else ''}"
+        return f"{parts}, each sharded over {shards} ranks{copies}"
+
+    # ── gradients ─────────────────────────────────────────────────────────────────────────────
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Add the gradients of ``loss``; ranks wait for each other for each part."""
+        if self._pulse is None or not self._parts:
+            super().backward(loss, **kwargs)
+            return
+        self._pulse.enter(BACKWARD)
+        super().backward(loss, **kwargs)
+        self._pulse.leave()
+
+    def set_sync(self, model: nn.Module, sync: bool) -> None:
+        """Say whether the next backward through ``model`` averages gradients over ranks."""
+        inner = uncompiled(model)
+        if not isinstance(inner, FSDPModule) or id(inner) in self._apart:
+            return
+        if self._syncs.get(id(inner), True) != sync:
+            inner.set_requires_gradient_sync(sync)
+            self._syncs[id(inner)] = sync
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Keep gradients of this rank to itself inside the block, also through whole windows."""
+        inner = uncompiled(model)
+        if id(inner) in self._apart:
+            yield
+            return
+        before = self._syncs.get(id(inner), True)
+        self.set_sync(inner, False)
+        self._apart.add(id(inner))
+        try:
+            yield
+        finally:
+            self._apart.discard(id(inner))
+            self.set_sync(inner, before)
+
+    def forget_pending(self, model: nn.Module) -> None:
+        """Drop what micro-batches of a window that will never be whole have left."""
+        sharding.forget_pending(uncompiled(model))
+
+    def current(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Give the parameters that are trained now in place of those a model had before."""
+        return [self._moved[id(one)][1] if id(one) in self._moved else one for one in parameters]
+
+    def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+        """Measure the norm of all gradients together.
+
+        Ranks: all ranks call it.
+        """
+        return sharding.total_norm(parameters, norm_type)
+
+    def clip_grad_norm(
+        self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0
+    ) -> Tensor:
+        """Scale gradients so that their norm is at most ``max_norm``; give the norm before.
+
+        Ranks: all ranks call it.
+        """
+        listed = list(parameters)
+        norm = sharding.total_norm(listed, norm_type)
+        sharding.clip_to(listed, max_norm, norm)
+        return norm
+
+    # ── states ────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Give the model's whole state on the first rank of each machine, nothing on others.
+
+        Ranks: all ranks call it.
+        """
+        keep = self.world.placement.local_rank == 0
+        state: dict[str, Any] = wholes(self.unwrap(model).state_dict(), keep)
+        return state if keep else {}
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave, or the plain module's state; each rank takes its part."""
+        inner = self.unwrap(model)
+        own = inner.state_dict()
+        inner.load_state_dict(
+            {name: part_like(one, own[name]) if name in own else one for name, one in state.items()}
+        )
+
+
+def mesh_of(world: World, replicas: int = 1) -> DeviceMesh:
+    """Lay the ranks out: neighbors share a model, ``replicas`` of such groups hold copies.
+
+    Ranks: all ranks call it.
+    Errors: ConfigError where they do not divide.
+    """
+    if world.size % replicas:
+        raise ConfigError(
+            f"FSDP(replicas={replicas}) in a world of {world.size} ranks",
+            "every copy of the model needs equally many ranks",
+            f"write a divisor of {world.size}, or launch another number of processes",
+        )
+    shape = (replicas, world.size // replicas)[replicas == 1 :]
+    return _mesh(world.device.type, shape, id(dist.group.WORLD))
+
+
+@functools.cache  # each new mesh would make process groups of its own
+def _mesh(device_type: str, shape: tuple[int, ...], group: int) -> DeviceMesh:
+    names = ("dp_replicate", "dp_shard")[-len(shape) :]
+    return init_device_mesh(device_type, shape, mesh_dim_names=names)
+
+
+def _ignored(model: nn.Module, wanted: Any) -> list[Tensor]:
+    """List the parameters of modules that stay whole.
+
+    Errors: ConfigError if one of them is trained.
+    """
+    modules = modules_named(model, wanted, "ignored_modules") if wanted is not None else []
+    ignored: list[Tensor] = [one for module in modules for one in module.parameters()]
+    if any(one.requires_grad for one in ignored):
+        raise ConfigError(
+            "FSDP(ignored_modules=...) has parameters that are trained",
+            "nobody averages the gradients of what is not sharded: ranks would drift apart",
+            "freeze them (requires_grad_(False)), or do not ignore them",
+        )
+    return ignored
+
+
+def _refuse_part(part: DTensor) -> Any:
+    raise RuntimeMisuse(
+        f"a sharded tensor (shape {tuple(part.shape)}) was returned from a rank",
+        "this rank holds only a part of it, and parts mean nothing outside the run",
+        "return accelerator.get_state_dict(model), called on all ranks; for one tensor, "
+        "tensor.full_tensor()",
+    )
+
+
+# What travels back to the kernel must be whole.
+context.encoders[DTensor] = _refuse_part
