@@ -48,7 +48,7 @@ class Explaining:
         if not (wardrobe.models or wardrobe.optimizers or wardrobe.loaders):
             yield "nothing is prepared yet: model, optimizer, loader = accelerator.prepare(...)"
         for model in wardrobe.models:
-            yield f"model      {_model(model, engine.unwrap(model))}"
+            yield f"model      {_model(model, engine.unwrap(model), engine.describe(model))}"
         for optimizer in wardrobe.optimizers:
             yield f"optimizer  {_optimizer(optimizer)}"
         for scheduler in wardrobe.schedulers:
@@ -61,14 +61,14 @@ class Explaining:
             yield from _arithmetic(rows, readers, steps, wardrobe.optimizers)
 
 
-def _model(model: nn.Module, own: nn.Module) -> str:
+def _model(model: nn.Module, own: nn.Module, done: str) -> str:
     total = sum(one.numel() for one in own.parameters())
     trained = sum(one.numel() for one in own.parameters() if one.requires_grad)
     text = f"{type(uncompiled(own)).__name__}: {_count(total, 'parameter')}"
     if trained != total:
         text += f", {trained:,} of them trained"
-    if model is not own:
-        text += f"; wrapped in {type(model).__name__}, which averages gradients over the ranks"
+    if done:
+        text += f"; {done}"
     elif not trained:
         text += "; not wrapped: there is nothing to train"
     return text + ("; compiled" if is_compiled_module(model) or is_compiled_module(own) else "")

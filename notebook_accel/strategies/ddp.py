@@ -75,6 +75,12 @@ class DDPEngine(Engine):
             )
         return wrapped
 
+    def describe(self, model: nn.Module) -> str:
+        """Say in a few words what became of ``model``."""
+        if not isinstance(model, DistributedDataParallel):
+            return ""
+        return "wrapped in DistributedDataParallel, which averages gradients over the ranks"
+
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Add the gradients of ``loss``; ranks wait for each other where they are averaged."""
         pulse = self._pulse

@@ -118,10 +118,9 @@ def recompute(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
 
     chosen = set(map(id, blocks or model.children()))
     apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)
-    wrappers: list[nn.Module] = [
-        one for one in model.modules() if isinstance(one, CheckpointWrapper)
-    ]
-    return wrappers[::-1] if blocks else []
+    if not blocks:
+        return []
+    return [one for one in model.modules() if isinstance(one, CheckpointWrapper)][::-1]
 
 
 def follow(optimizer: Optimizer, moved: Moved) -> None:
