@@ -37,10 +37,12 @@ ENVIRONMENT_READERS = {
     "events/shelf.py",  # NOTEBOOK_ACCEL_RUNS
     "events/story.py",  # the notebook's name
     "launch/devices.py",  # CUDA_VISIBLE_DEVICES
+    "launch/elastic.py",  # tells torch, in a process of its own, to serve no second store
     "launch/failure.py",  # NOTEBOOK_ACCEL_TRACE
     "launch/forkserver.py",  # takes over the kernel's environment
     "launch/inline.py",  # lends the kernel a worker's, and takes it back
     "launch/launcher.py",  # what device listing sees
+    "launch/machines.py",  # GLOO_SOCKET_IFNAME and the like, if the person set them
     "launch/run.py",  # OMP_NUM_THREADS
     "launch/start.py",  # hands the environment on
     "launch/worker.py",  # gives a worker its own

@@ -51,6 +51,11 @@ class Run:
         for what in self._asked:
             getattr(attempt, what)()
 
+    @property
+    def asked(self) -> bool:
+        """Whether anybody asked it to end; for what goes on before an attempt."""
+        return bool(self._asked)
+
     # ── ending it ─────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:

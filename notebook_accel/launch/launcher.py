@@ -15,8 +15,18 @@ from notebook_accel.config.schema import DEFAULT_PRECISION, LaunchSettings, give
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.sinks import Sink
-from notebook_accel.launch import devices, display, failure, forkserver, inline, preflight, start
+from notebook_accel.launch import (
+    devices,
+    display,
+    failure,
+    forkserver,
+    inline,
+    machines,
+    preflight,
+    start,
+)
 from notebook_accel.launch.attempts import attempts, view
+from notebook_accel.launch.elastic import Meeting
 from notebook_accel.launch.handle import Run
 from notebook_accel.launch.plan import LaunchPlan, plan
 from notebook_accel.launch.result import RunResult
@@ -63,10 +73,10 @@ def notebook_launcher(
     use_port, master_addr: where the ranks meet; by default a free port of this machine.
     node_rank, num_nodes: this machine's number, and how many take part: every machine runs the
         same cell, with the first one's ``master_addr`` and ``use_port``.
-    rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id: as in torch elastic; only "static" and, on
-        one machine, "c10d" exist, and they mean the same.
-    max_restarts: how often all ranks start again after a failure.
-    monitor_interval: accepted for compatibility; events are waited for, not polled.
+    rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id: how several machines meet, as in torch
+        elastic: "static" (numbered by ``node_rank``) or "c10d" (numbered by torch).
+    max_restarts: how often all ranks, of all machines, start again after a failure.
+    monitor_interval: seconds between two looks at the other machines; ranks are not polled.
     log_line_prefix_template: what stands before each line of a rank, as ``"[${rank}] "``.
     device: None or "auto", "cpu", "cuda", "mps", "auto-or-cpu" (CPU ranks where accelerators are
         missing), the number of one GPU, or a list of numbers, which picks and orders.
@@ -94,7 +104,7 @@ def notebook_launcher(
         num_nodes=num_nodes,
         node_rank=node_rank,
     )
-    _check_rendezvous(rdzv_backend, num_nodes)
+    _check_rendezvous(rdzv_backend)
     placed = plan(
         num_processes,
         device,
@@ -109,6 +119,10 @@ def notebook_launcher(
         return inline.run(job, placed, given_settings, dict(env or {}), view)
     port = _port(use_port, rdzv_endpoint, num_nodes)
     address = rdzv_endpoint.partition(":")[0] or master_addr
+    meeting = Meeting(
+        address, port or 0, rdzv_id, num_nodes, node_rank, len(placed.placements), max_restarts,
+        rdzv_backend or "static", monitor_interval, dict(rdzv_conf or {}),
+    )  # fmt: skip
 
     def order() -> Order:
         choice = start.choose(start_method)
@@ -123,13 +137,14 @@ def notebook_launcher(
 
     cell = display.Cell()
 
-    def sinks() -> list[Sink]:
+    def sinks(first: int = 0, num_ranks: int = len(placed.placements)) -> list[Sink]:
         how = {} if block else {"write": cell.write}  # another cell may run by then
-        first = placed.placements[0].rank
-        console = Console(len(placed.placements), log_line_prefix_template, first_rank=first, **how)
+        console = Console(num_ranks, log_line_prefix_template, first_rank=first, **how)
         return [console, display.Republisher(cell)]
 
     def go(handle: Run | None = None) -> RunResult:
+        if num_nodes > 1:
+            return machines.same_cell(meeting, order, sinks, handle)
         return attempts(order, sinks, max_restarts, handle)
 
     if block:
@@ -154,14 +169,13 @@ def _launch_line(placed: LaunchPlan, choice: start.Choice) -> str:
     return f"Launching on {placed.device_words}, {threads}, by {choice.method} ({choice.reason})."
 
 
-def _check_rendezvous(backend: str, num_nodes: int) -> None:
-    if backend in ("", "static") or (backend == "c10d" and num_nodes == 1):
-        return
-    raise ConfigError(
-        f"rdzv_backend={backend!r} with num_nodes={num_nodes} is not supported",
-        "several machines meet at master_addr and use_port of the first one",
-        'leave out rdzv_backend, or pass "static"',
-    )
+def _check_rendezvous(backend: str) -> None:
+    if backend not in ("", "static", "c10d"):
+        raise ConfigError(
+            f"rdzv_backend={backend!r} is not supported",
+            "machines meet at a store that one of them serves; other services are not looked for",
+            'pass "static" (node_rank numbers the machines) or "c10d" (torch numbers them)',
+        )
 
 
 def _port(use_port: str | int | None, endpoint: str, num_nodes: int) -> int | None:

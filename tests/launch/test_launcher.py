@@ -744,7 +744,7 @@ def test_a_port_of_the_users_is_used_and_a_busy_one_is_refused() -> None:
     [
         ({"use_port": "http"}, "use_port='http' is not a port"),
         ({"use_port": 0, "num_nodes": 2}, "use_port=0 with several machines"),
-        ({"rdzv_backend": "etcd"}, "rdzv_backend='etcd' with num_nodes=1 is not supported"),
+        ({"rdzv_backend": "etcd"}, "rdzv_backend='etcd' is not supported"),
         ({"node_rank": 2}, "node_rank=2, but num_nodes=1"),
         ({"start_method": "frok"}, "start_method='frok' is not known"),
         ({"on_interrupt": "ignore"}, "on_interrupt='ignore' is not known"),

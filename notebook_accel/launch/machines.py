@@ -1,0 +1,189 @@
+"""A run over several machines: this machine's part, attempt by attempt, as torch's agent says.
+
+The agent (``launch.elastic``) says when to start, with which ranks, and when to end them for a
+new start. Here its words become attempts: the same ``Attempt`` that a run on one machine makes,
+with ranks that count over all machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from notebook_accel.errors import ConfigError, RunInterrupted, RunTimeout
+from notebook_accel.events.sinks import Sink
+from notebook_accel.launch import addresses, elastic
+from notebook_accel.launch.attempts import equip
+from notebook_accel.launch.elastic import Agent, End, Meeting, Start, Stop
+from notebook_accel.launch.handle import Run
+from notebook_accel.launch.result import RunResult
+from notebook_accel.launch.run import Attempt, Interrupts, Order, with_restart
+
+GRACE_S = 5.0  # when the agent has ended: for the ranks to say themselves what went wrong
+
+
+class Listening:
+    """A sink that hears the agent while an attempt goes on, and ends it when it is told to."""
+
+    def __init__(self, agent: Agent, attempt: Attempt) -> None:
+        self.word: Stop | Start | End | None = None
+        self._agent = agent
+        self._attempt = attempt
+        self._due = 0.0
+
+    def handle(self, event: Any) -> None:
+        """Look at nothing: the ranks' events are others' business."""
+
+    def tick(self) -> None:
+        """Hear the agent; end the ranks when the run goes on without them."""
+        if self.word is None:
+            self.word = self._agent.heard()
+            self._due = time.monotonic() + (GRACE_S if isinstance(self.word, End) else 0.0)
+        if self.word is not None and time.monotonic() >= self._due:
+            self._due = float("inf")
+            self._attempt.kill()
+
+    def close(self) -> None:
+        """Leave the agent: it outlives the attempt."""
+
+
+def together(
+    agent: Agent,
+    make_attempt: Callable[[Start], Attempt],
+    interrupted: Callable[[], bool],
+    idle: Callable[[], None] = lambda: None,
+) -> RunResult:
+    """Carry out attempts of this machine's ranks until the agent says that the run has ended.
+
+    ``interrupted`` is asked, and ``idle`` called, while the agent waits for other machines.
+
+    Errors: as ``Attempt.go``, of the last attempt; LaunchError when the machines did not come or
+        stay together; RunInterrupted while they had not met.
+    """
+    result: RunResult | None = None
+    error: BaseException | None = None
+    while (word := elastic.wait(agent, interrupted, idle)) is not None:
+        if isinstance(word, End):
+            break
+        if word.attempt:
+            print(
+                (f"note: {type(error).__name__}: {error}\n" if error is not None else "")
+                + f"note: starting all ranks on all machines again (restart {word.attempt})"
+            )
+        attempt = make_attempt(word)
+        listening = Listening(agent, attempt)
+        attempt.add_sinks([listening])
+        result, error = _carry_out(attempt)
+        if isinstance(listening.word, Stop):
+            result, error = None, None
+            agent.tell(elastic.STOPPED)
+        elif isinstance(listening.word, End):
+            word = listening.word
+            break
+        elif isinstance(error, (RunInterrupted, RunTimeout)):
+            elastic.leave(agent)
+            raise error
+        else:
+            agent.tell(elastic.FAILED if error is not None else elastic.SUCCEEDED)
+    if result is not None:
+        return result
+    if word is None:
+        raise RunInterrupted("the launch was stopped while the machines were meeting")
+    if error is None or isinstance(error, RunInterrupted):  # Listening's doing
+        raise elastic.apart(word)
+    raise error
+
+
+def _carry_out(attempt: Attempt) -> tuple[RunResult | None, BaseException | None]:
+    try:
+        return attempt.go(), None
+    except (RunInterrupted, Exception) as error:
+        return None, error
+
+
+def placed(order: Order, start: Start) -> Order:
+    """The same order for the ranks that torch's agent gave this machine."""
+    placements = tuple(
+        replace(one, rank=start.first_rank + one.local_rank, size=start.size)
+        for one in order.plan.placements
+    )
+    return with_restart(
+        replace(
+            order,
+            plan=replace(order.plan, placements=placements),
+            master_addr=start.host,
+            port=start.port,
+            agent_store=True,
+        ),
+        start.attempt,
+    )
+
+
+def same_cell(
+    meeting: Meeting,
+    make_order: Callable[[], Order],
+    make_sinks: Callable[[int, int], list[Sink]],
+    handle: Run | None,
+) -> RunResult:
+    """Run this machine's part; every other machine runs the same cell.
+
+    Errors: as ``together``; ConfigError when this machine cannot serve the store.
+    """
+    with contextlib.ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
+        listener = None
+        if meeting.backend == "static" and meeting.node_rank == 0:
+            listener = stack.enter_context(listen(meeting.host, meeting.port))
+        agent = Agent(meeting, listener)
+        stack.callback(agent.close)
+        order = make_order()
+        through = addresses.towards(meeting.host, meeting.port)
+        order = replace(order, env={**talking_through(through), **order.env})
+
+        def attempt(start: Start) -> Attempt:
+            own = Attempt(placed(order, start), interrupts, is_recorded=True)
+            num_ranks = len(own.order.plan.placements)
+            equip(own, make_sinks(start.first_rank, num_ranks), num_ranks, handle)
+            return own
+
+        def interrupted() -> bool:
+            return interrupts.count > 0 or (handle is not None and handle.asked)
+
+        return together(agent, attempt, interrupted)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen at ``host``, or at every address of this machine if that is not one of its own.
+
+    Errors: ConfigError when the port is taken.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            listener.bind(("", port))  # the others know this machine by an address of a router's
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"port {port} on {host} cannot be used: {error.strerror}",
+            "another program, perhaps another notebook's run, listens there",
+            "pass another use_port, the same on every machine",
+        ) from error
+    listener.listen(128)
+    return listener
+
+
+def talking_through(address: str) -> dict[str, str]:
+    """Give the ranks' variables for the interface of ``address``, where the person set none."""
+    found = addresses.talking_through(address)
+    return {name: value for name, value in found.items() if name not in os.environ}
