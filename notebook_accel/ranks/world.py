@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from notebook_accel.config.placement import Placement
+from notebook_accel.config.placement import Placement, meeting_place
 from notebook_accel.config.training import flag_from_env, wants_cpu
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
@@ -61,10 +61,10 @@ class World:
     def join(cpu: bool = False, **group: Any) -> World:
         """Take this process's place, making the process group if there is none yet.
 
-        In a launched worker the launch decided the place; elsewhere the environment of torchrun
-        does; without either it is a world of one. ``cpu`` keeps to the CPU whatever is there;
-        ``group`` are arguments of ``torch.distributed.init_process_group`` (``timeout``...), which
-        count for the first that joins.
+        In a launched worker the launch decided the place; elsewhere the environment of torchrun,
+        Slurm or mpirun does; without either it is a world of one. ``cpu`` keeps to the CPU
+        whatever is there; ``group`` are arguments of ``torch.distributed.init_process_group``
+        (``timeout``...), which count for the first that joins.
 
         Ranks: all ranks call it; it returns when all have.
         """
@@ -78,7 +78,8 @@ class World:
             )
         elif placement.size > 1:
             placement = replace(placement, comm=group.get("backend") or placement.comm)
-            given = {"init_method": "env://", **group, "backend": placement.comm}
+            given = {**group, "backend": placement.comm}
+            given["init_method"] = group.get("init_method") or meeting_place()
             dist.init_process_group(rank=placement.rank, world_size=placement.size, **given)
             _leave_at_exit()
         device = torch.device(placement.device)
