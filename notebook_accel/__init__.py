@@ -26,10 +26,12 @@ _WHERE = {
     "InitProcessGroupKwargs": "config.handlers",
     "LaunchError": "errors",
     "LaunchPicker": "ui.picker",
+    "NoSuchRun": "errors",
     "PartialState": "runtime.faces",
     "PrecisionPicker": "ui.picker",
     "ProfileKwargs": "config.handlers",
     "RanksStuck": "errors",
+    "Run": "launch.handle",
     "RunConfig": "config.resolve",
     "RunInterrupted": "errors",
     "RunResult": "launch.result",
@@ -75,7 +77,9 @@ _FACES = (
     "utils",
 )
 
-__all__ = sorted([*_WHERE, "__version__"])
+_MODULES = {"runs": "ui.runs"}  # modules under a public name
+
+__all__ = sorted([*_WHERE, *_MODULES, "__version__"])
 
 if TYPE_CHECKING:
     from notebook_accel.checkpoint.weights import load_weights
@@ -100,6 +104,7 @@ if TYPE_CHECKING:
         DistributedOperationException,
         GuardRail,
         LaunchError,
+        NoSuchRun,
         RanksStuck,
         RunInterrupted,
         RunTimeout,
@@ -109,6 +114,7 @@ if TYPE_CHECKING:
     )
     from notebook_accel.launch.doctor import doctor
     from notebook_accel.launch.forkserver import shutdown
+    from notebook_accel.launch.handle import Run
     from notebook_accel.launch.launcher import debug_launcher, notebook_launcher
     from notebook_accel.launch.openers import load_ipython_extension, watch_devices
     from notebook_accel.launch.result import RunResult
@@ -117,12 +123,15 @@ if TYPE_CHECKING:
     from notebook_accel.runtime.faces import PartialState
     from notebook_accel.runtime.memory import find_executable_batch_size
     from notebook_accel.runtime.operations import synchronize_rng_states
+    from notebook_accel.ui import runs
     from notebook_accel.ui.picker import DevicePicker, LaunchPicker, PrecisionPicker
 
 
 def __getattr__(name: str) -> Any:
     if name in _FACES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name not in _WHERE:
         absent = importlib.import_module(f"{__name__}.config.absent")
         if name in absent.WHAT_BRINGS:

@@ -29,7 +29,9 @@ def test_public_names_are_sorted_and_unique() -> None:
 @pytest.mark.parametrize("name", notebook_accel.__all__)
 def test_each_public_name_resolves_to_what_its_module_defines(name: str) -> None:
     value = getattr(notebook_accel, name)
-    if name != "__version__":
+    if name in notebook_accel._MODULES:
+        assert value.__name__ == f"notebook_accel.{notebook_accel._MODULES[name]}"
+    elif name != "__version__":
         assert value.__module__ == f"notebook_accel.{notebook_accel._WHERE[name]}"
 
 
@@ -46,7 +48,9 @@ def test_type_checkers_see_the_same_names() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert shown == {name: f"notebook_accel.{at}" for name, at in notebook_accel._WHERE.items()}
+    modules = {name: at.rpartition(".")[0] for name, at in notebook_accel._MODULES.items()}
+    rooms = {**notebook_accel._WHERE, **modules}
+    assert shown == {name: f"notebook_accel.{at}" for name, at in rooms.items()}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
