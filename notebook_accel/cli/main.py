@@ -17,7 +17,11 @@ ABOUT = "Train a PyTorch loop on everything you have, without leaving the notebo
 # What for -> name -> what it does. notebook_accel.cli.<name> (dashes as underscores) has
 # configure(parser) and run(options) -> exit code.
 GROUPS = {
+    "set up": {
+        "config": "ask what to train on and keep the answers in a file",
+    },
     "find out": {
+        "doctor": "find what stands in the way of training on several processes here",
         "env": "print what a bug report needs: versions, devices, cores",
     },
 }

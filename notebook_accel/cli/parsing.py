@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 _WIDTH = 80
 _HELP_AT = 30
 _CHOICES_FIT = 22
+_USAGE_LINES = 6
 
 
 class Help(argparse.HelpFormatter):
@@ -19,6 +20,20 @@ class Help(argparse.HelpFormatter):
     def __init__(self, prog: str, **options: Any) -> None:
         width = min(_WIDTH, shutil.get_terminal_size().columns) - 2
         super().__init__(prog, max_help_position=_HELP_AT, width=width)
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        """Name every option only where that stays short."""
+        whole = super()._format_usage(usage, actions, groups, prefix)
+        if usage is not None or whole.count("\n") < _USAGE_LINES:
+            return whole
+        others = [action for action in actions if not action.option_strings]
+        short = super()._format_usage(usage, others, [], prefix)
+        return short.replace(self._prog, f"{self._prog} [options]", 1)
+
+    def _format_action(self, action: argparse.Action) -> str:
+        """List commands without a line that stands for all of them."""
+        lines = super()._format_action(action)
+        return lines.partition("\n")[2] if action.nargs == argparse.PARSER else lines
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:

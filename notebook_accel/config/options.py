@@ -30,8 +30,9 @@ def chosen(namespace: argparse.Namespace) -> dict[str, Any]:
     Errors: ConfigError naming the option.
     """
     found: dict[str, Any] = {}
-    for key, (flag, text) in vars(namespace).items():
+    for key, written in vars(namespace).items():
         if key.startswith(_DEST):
+            flag, text = written
             name = key.removeprefix(_DEST)
             found[name] = read(SETTINGS[name], text, Source("option", flag))
     return found

@@ -25,7 +25,10 @@ from notebook_accel.events import lines
 DEVICE_FILES = r"^/dev/(nvidia\d|nvidia-uvm$|dri/render|kfd|accel|vfio/\d)"
 _DRIVERS = re.compile(r"lib(cuda|amdhip64)\.so|nvcuda\.dll")
 _MOST = 20  # remembered: after the first one, hardly anybody reads on
-_STEPS = {"importlib", "_frozen_importlib", "_frozen_importlib_external", "notebook_accel"}
+# Frames that say nothing about who: the import system, us, IPython's own open() in cells.
+_STEPS = {
+    "importlib", "_frozen_importlib", "_frozen_importlib_external", "notebook_accel", "IPython",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

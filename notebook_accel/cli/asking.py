@@ -1,0 +1,92 @@
+"""How a person is asked: menus where the terminal can draw them, numbered lines everywhere else.
+
+Colab's ``!``, a pipe, an editor's dumb terminal and a missing questionary all get the lines.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from notebook_accel.cli.wizard import Question
+from notebook_accel.config.installed import is_installed
+from notebook_accel.errors import ConfigError
+
+_DUMB = ("", "dumb", "unknown")
+
+
+def asker(terminal: str) -> Callable[[Question], Any]:
+    """Choose how to ask; ``terminal`` is what TERM says.
+
+    Errors: what it gives raises ConfigError when there is nobody to answer.
+    """
+    if terminal in _DUMB or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return by_numbers
+    return by_menu if is_installed("questionary") else by_numbers
+
+
+def by_menu(question: Question) -> Any:
+    """Ask by questionary: arrow keys and Enter."""
+    import questionary
+
+    if question.options:
+        choices = [questionary.Choice(one.label, one.value) for one in question.options]
+        picked = next(one for one in choices if one.value == question.default)
+        asked = questionary.select(question.text, choices, default=picked, qmark="-")
+        return asked.unsafe_ask()
+
+    def accepts(text: str) -> bool | str:
+        try:
+            question.check(text)
+        except ConfigError as error:
+            return f"{error.what}: {error.fix or error.why}"
+        return True
+
+    asked = questionary.text(question.text, _written(question.default), accepts, qmark="-")
+    return question.check(asked.unsafe_ask())
+
+
+def by_numbers(question: Question) -> Any:
+    """Ask by plain lines; the answer is a number or the word itself, and nothing is the default."""
+    print(f"\n{question.text}")
+    for number, one in enumerate(question.options, 1):
+        mark = "*" if one.value == question.default else " "
+        print(f"  {number:>2} {mark} {one.label}")
+    while True:
+        text = _line(question)
+        if text == "":
+            text = _written(question.default)
+        if not question.options:
+            try:
+                return question.check(text)
+            except ConfigError as error:
+                print(f"  {error.what}: {error.fix or error.why}")
+                continue
+        known = {_written(one.value).lower(): one.value for one in question.options}
+        known |= {str(number): one.value for number, one in enumerate(question.options, 1)}
+        if text.lower() in known:
+            return known[text.lower()]
+        print(f"  {text!r} is none of them: write a number from 1 to {len(question.options)}")
+
+
+def _line(question: Question) -> str:
+    default = question.default
+    if question.options:
+        default = [one.value for one in question.options].index(default) + 1
+    shown = _written(default)
+    try:
+        return input(f"[{shown}]: " if shown else ": ").strip()
+    except EOFError:
+        raise ConfigError(
+            f"nobody answers: {question.text}",
+            "the input of this command has ended",
+            "run it in a terminal, or say all by options: notebook-accel config "
+            "--num_processes 2 --mixed_precision bf16",
+        ) from None
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)

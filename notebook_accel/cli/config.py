@@ -1,0 +1,211 @@
+"""``notebook-accel config``: ask what to train on, and keep the answers in a file.
+
+Without a word it asks; with options it writes them down without asking. ``default``, ``show``,
+``update`` and ``validate`` work on the same files, ours or Accelerate's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from notebook_accel.cli.asking import asker
+from notebook_accel.cli.wizard import detected, interview
+from notebook_accel.config import store
+from notebook_accel.config.options import add_options, chosen
+from notebook_accel.config.resolve import RunConfig, resolve
+from notebook_accel.config.settings import SECTIONS, SETTINGS
+from notebook_accel.errors import ConfigError
+from notebook_accel.launch.machine import read_machine
+
+_SHOWN = ("run", "machines")
+_MORE = (
+    "Every other setting is taken too (--zero_stage, --fsdp_version, ...): "
+    "`notebook-accel config show --all` lists them."
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this command and of those below it."""
+    _declare(parser, ask)
+    below = parser.add_subparsers(title="commands")
+    parser.usage = f"{parser.prog} [{' | '.join(_BELOW)}] [options]"
+    for name, (act, help) in _BELOW.items():
+        command = below.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+        _declare(command, act)
+        if act is show:
+            command.add_argument("--all", action="store_true", help="also what has its default")
+            command.add_argument("--json", action="store_true", help="print JSON")
+    parser._action_groups.insert(0, parser._action_groups.pop())  # commands before options
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what was asked for: questions, if nothing was."""
+    code: int = options.act(options)
+    return code
+
+
+def ask(options: argparse.Namespace) -> int:
+    """Write a file from options, or from the answers to questions if there are no options."""
+    path = _path(options)
+    given = chosen(options)
+    if given:
+        return _write(RunConfig(**given), path, options)
+    machine = read_machine()
+    before = store.read(path).values if path.exists() else {}
+    if before:
+        print(f"{_short(path)} is there: its values are proposed, and it is replaced.")
+    answers = interview(machine, asker(os.environ.get("TERM", "")), before)
+    return _write(RunConfig(**answers), path, options)
+
+
+def default(options: argparse.Namespace) -> int:
+    """Write what this machine suggests, without asking."""
+    path = _path(options)
+    if path.exists() and not chosen(options):
+        print(f"{_short(path)} is there already and stays as it is")
+        print("  do:  notebook-accel config update, or remove the file first")
+        return 0
+    return _write(RunConfig(**{**detected(read_machine()), **chosen(options)}), path, options)
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print each value and where it came from: option > environment > file > default."""
+    path = _named(options) or store.find_default()
+    file = store.read(path) if path is not None else None
+    config = resolve(chosen(options), file=file)
+    given = config.given()
+    if options.json:
+        rows = {name: {"value": config[name], "from": config.source(name)} for name in SETTINGS}
+        kept = {name: row for name, row in rows.items() if options.all or name in given}
+        print(json.dumps({"file": None if path is None else str(path), "settings": kept}, indent=2))
+        return 0
+    print(f"file: {'none' if path is None else _short(path)}")
+    for section, title in SECTIONS.items():
+        names = [one.name for one in SETTINGS.values() if one.section == section]
+        lines = [_row(config, name, path) for name in names if options.all or name in given]
+        if lines:
+            print("\n".join(["", f"{title}:", *lines]))
+    return 0
+
+
+def update(options: argparse.Namespace) -> int:
+    """Change values of a file by options, and write it in today's form."""
+    path = _named(options) or store.find_default()
+    if path is None or not path.exists():
+        raise ConfigError(
+            f"there is no configuration file {'' if path is None else path}".rstrip(),
+            "update changes a file that is there",
+            "write one first: notebook-accel config, or notebook-accel config default",
+        )
+    config = resolve(chosen(options), {}, store.read(path))
+    return _write(config, path, options)
+
+
+def validate(options: argparse.Namespace) -> int:
+    """Read a file and say whether it can be used.
+
+    Errors: ConfigError with the line of what is wrong.
+    """
+    path = _named(options) or store.find_default()
+    if path is None:
+        raise ConfigError(
+            "there is no configuration file",
+            f"neither {store.default_path()} nor Accelerate's own is there",
+            "name one: --config_file PATH; or write one: notebook-accel config",
+        )
+    config = resolve(chosen(options), {}, store.read(path))
+    number = config.num_local_processes  # raises where ranks and machines do not divide
+    count = len(config.given())
+    print(f"{_short(path)} is valid: {count} setting{'s' if count != 1 else ''}")
+    print(f"  processes on each machine: {number or 'one per accelerator'}")
+    _tell_coming(config)
+    return 0
+
+
+Act = Callable[[argparse.Namespace], int]
+_BELOW: dict[str, tuple[Act, str]] = {
+    "default": (default, "write what this machine suggests, without questions"),
+    "show": (show, "print each value and where it came from"),
+    "update": (update, "change values in a file, and write it in today's form"),
+    "validate": (validate, "read a file and name the line of anything wrong in it"),
+}
+
+
+def _declare(parser: argparse.ArgumentParser, act: Act) -> None:
+    parser.set_defaults(act=act)
+    parser.add_argument(
+        "--config_file",
+        metavar="PATH",
+        default=argparse.SUPPRESS,
+        help="the file (default: the one in your configuration folder); .json is JSON",
+    )
+    parser.add_argument(
+        "--accelerate",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="write the form that Accelerate reads too",
+    )
+    add_options(parser, _SHOWN)
+    add_options(parser, [name for name in SECTIONS if name not in _SHOWN])
+    parser.epilog = _MORE
+    for group in parser._action_groups:
+        if group.title in [title for name, title in SECTIONS.items() if name not in _SHOWN]:
+            for action in group._group_actions:
+                action.help = argparse.SUPPRESS
+            group.title = None
+
+
+def _named(options: argparse.Namespace) -> Path | None:
+    name = getattr(options, "config_file", None)
+    return None if name is None else Path(name).expanduser()
+
+
+def _path(options: argparse.Namespace) -> Path:
+    return _named(options) or store.default_path()
+
+
+def _write(config: RunConfig, path: Path, options: argparse.Namespace) -> int:
+    left_out = store.write(config, path, accelerate=getattr(options, "accelerate", False))
+    print(f"\nwritten to {_short(path)}:")
+    for name in config.given():
+        print(_row(config, name, None))
+    if left_out:
+        print(f"note: Accelerate's file has no place for {', '.join(left_out)}")
+    _tell_coming(config)
+    where = "" if path == store.default_path() else f" --config_file {_short(path)}"
+    print(f"use it: notebook-accel launch{where} script.py")
+    in_cell = "" if path == store.default_path() else f", config={str(path)!r}"
+    print(f"        notebook_launcher(main{in_cell})")
+    return 0
+
+
+def _tell_coming(config: RunConfig) -> None:
+    for name, value in config.given().items():
+        if value in SETTINGS[name].coming:
+            print(f"note: {name}={value} is stored, but this version cannot train so yet")
+
+
+def _row(config: RunConfig, name: str, path: Path | None) -> str:
+    value = config[name]
+    said = "(kept secret)" if SETTINGS[name].secret and value is not None else _written(value)
+    if path is None:
+        return f"  {name:<30}{said}"
+    source = config.source(name).replace(f"file {path}, ", "").replace("environment variable ", "")
+    return f"  {name:<30}{said:<20} {source}"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
+
+def _short(path: Path) -> str:
+    home = str(Path.home())
+    text = str(path)
+    return f"~{text[len(home) :]}" if text.startswith(home + os.sep) else text

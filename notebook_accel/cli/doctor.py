@@ -1,0 +1,46 @@
+"""``notebook-accel doctor``: what stands in the way of training here, or in a running kernel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from notebook_accel.cli.child import call
+from notebook_accel.launch.doctor import Diagnosis, as_data, examine, holders, kernel
+from notebook_accel.launch.trial import Trial
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this command."""
+    parser.add_argument(
+        "--num_processes", type=int, default=2, help="ranks to try it with (default: 2)"
+    )
+    parser.add_argument("--pid", type=int, help="look at this process, a kernel that runs here")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the findings; exit code 1 if one of them stands in the way."""
+    if options.pid is not None:
+        diagnosis = Diagnosis(tuple(kernel(options.pid)), options.num_processes)
+        print(json.dumps(as_data(diagnosis), indent=2) if options.json else _listed(diagnosis))
+        return 0 if diagnosis.healthy else 1
+    found = examine(options.num_processes, _in_a_child)
+    diagnosis = Diagnosis((*found.findings, *holders()), options.num_processes)
+    print(json.dumps(as_data(diagnosis), indent=2) if options.json else diagnosis)
+    return 0 if diagnosis.healthy else 1
+
+
+def _in_a_child(num_ranks: int, device: str, start_method: str) -> Trial:
+    told: dict[str, Any] = call(
+        "notebook_accel.launch.trial:ask_child",
+        num_ranks=num_ranks,
+        device=device,
+        start_method=start_method,
+    )
+    return Trial(**told)
+
+
+def _listed(diagnosis: Diagnosis) -> str:
+    return "\n".join(map(str, diagnosis.findings))
