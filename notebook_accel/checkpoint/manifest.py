@@ -8,6 +8,8 @@ whose files are found under the other name.
     model.safetensors.3f2a91c0.new      staged
     checkpoint.json                     replaced in one step: names, bytes, "3f2a91c0"
     model.safetensors                   in place
+
+Parts of sharded states are in place at once, in a subfolder that no other save has used.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ from notebook_accel.errors import CheckpointError
 NAME = "checkpoint.json"
 FORMAT = 1
 STAGED = ".new"
+PARTS = "shards-"
 # What the main rank of Accelerate always leaves, hooks aside: a folder without a manifest that
 # holds one of these was written by Accelerate.
 FOREIGN = ("model*.safetensors", "pytorch_model*.bin", "optimizer.bin", "random_states_0.pkl")
@@ -59,16 +63,25 @@ class Staging:
         self._folder = folder
         self._token = secrets.token_hex(4)
         self._names: list[str] = []
+        self._in_place: list[str] = []
 
     def path(self, name: str) -> Path:
         """Where to write the file that will be called ``name``."""
         self._names.append(name)
         return _staged(self._folder, name, self._token)
 
+    def take_in(self, folder: str) -> None:
+        """Count the files of the subfolder ``folder``, which nobody else ever uses, to this save.
+
+        They are at their places already: no file of the checkpoint before had their names.
+        """
+        self._in_place += [f"{folder}/{one.name}" for one in (self._folder / folder).iterdir()]
+
     def commit(self, step: int, world: int, strategy: str) -> None:
         """Make everything written until now the checkpoint of this folder, in one step."""
         folder, token = self._folder, self._token
         sizes = {name: _staged(folder, name, token).stat().st_size for name in self._names}
+        sizes.update({name: (folder / name).stat().st_size for name in self._in_place})
         manifest = Manifest(step, world, strategy, sizes, token)
         try:
             before = _read(folder / NAME)
@@ -81,6 +94,19 @@ class Staging:
         stale = [] if before is None else [name for name in before.files if name not in sizes]
         for path in [*(folder / name for name in stale), *folder.glob(f"*{STAGED}")]:
             path.unlink(missing_ok=True)
+        _drop_folders(folder, keep={name.partition("/")[0] for name in self._in_place})
+
+
+def new_subfolder() -> str:
+    """Name a subfolder for parts of one save, which no other save has used."""
+    return f"{PARTS}{secrets.token_hex(4)}"
+
+
+def _drop_folders(folder: Path, keep: set[str]) -> None:
+    """Remove the parts of saves that never became checkpoints, or no longer are."""
+    for one in folder.glob(f"{PARTS}*"):
+        if one.name not in keep:
+            shutil.rmtree(one, ignore_errors=True)
 
 
 def in_one_step(path: Path, write_to: Callable[[Path], object]) -> None:
@@ -105,7 +131,7 @@ def read(folder: Path) -> Manifest | None:
         )
     manifest = _read(folder / NAME)
     if manifest is None:
-        if next(folder.glob(f"*{STAGED}"), None) is not None:
+        if _holds_any(folder, (f"*{STAGED}", f"{PARTS}*")):
             raise _incomplete(folder, f"it has no {NAME}, which is written last")
         if not _holds_any(folder, FOREIGN):
             raise CheckpointError(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from notebook_accel.errors import CheckpointError
+from notebook_accel.ranks.shards import local, part_like
 
 WRAPPERS = ("module", "_orig_mod")
 
@@ -47,7 +48,11 @@ def load_plain(model: nn.Module, state: Mapping[str, Any], strict: bool = True) 
     own = {plain_name(model, name): name for name in model.state_dict()}
     given = _matched(state, own)
     _complete_tied(model, given)
-    fitting = {own.get(name, name): value for name, value in given.items()}
+    mine = model.state_dict()
+    fitting = {
+        own.get(name, name): part_like(value, mine[own[name]]) if name in own else value
+        for name, value in given.items()
+    }
     try:
         result = model.load_state_dict(fitting, strict=strict)
     except RuntimeError as reason:
@@ -115,7 +120,8 @@ def _complete_tied(model: nn.Module, given: dict[str, Any]) -> None:
 
 def identity(tensor: Tensor) -> Any:
     """What two living tensors have in common exactly if they are the same view of one memory."""
-    if tensor.layout is not torch.strided or tensor.numel() == 0:
+    part = local(tensor)
+    if part.layout is not torch.strided or part.numel() == 0:
         return id(tensor)
-    where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+    where = (part.device, part.untyped_storage().data_ptr(), part.storage_offset())
     return (*where, tensor.dtype, tuple(tensor.shape), tensor.stride())

@@ -10,6 +10,7 @@ Names of files are Accelerate's:
     model.safetensors, model_1.safetensors, ... (or pytorch_model.bin, ...)
     optimizer.bin   scheduler.bin   scaler.pt   dl_state_dict.bin   custom_checkpoint_0.pkl
     random_states_0.pkl, random_states_1.pkl, ...    one a rank
+    shards-5d02b7aa/                                 sharded tensors (see sharded)
     checkpoint.json                                  the manifest
 """
 
@@ -87,10 +88,21 @@ class Snapshot:
 
 
 def write_shared(
-    snapshot: Snapshot, folder: Path, rank: int, world: int, strategy: str, safe: bool
+    snapshot: Snapshot,
+    folder: Path,
+    rank: int,
+    world: int,
+    strategy: str,
+    safe: bool,
+    parts: str | None = None,
 ) -> None:
-    """Write what all ranks share, and this rank's own file, as the checkpoint of ``folder``."""
+    """Write what all ranks share, and this rank's own file, as the checkpoint of ``folder``.
+
+    ``parts`` is the subfolder in which all ranks have written sharded tensors.
+    """
     staging = manifest.Staging(folder)
+    if parts is not None:
+        staging.take_in(parts)
     for i, state in enumerate(snapshot.models):
         state = weights.without_repeats(state) if safe else state
         weights.write(state, staging.path(weights.file_name(safe, i)), safe)
@@ -142,6 +154,12 @@ class Checkpoint:
         if self.manifest is None:
             return self.folder / name
         return self.manifest.where(self.folder, name)
+
+    @property
+    def parts(self) -> Path | None:
+        """Where the sharded tensors lie; None without any."""
+        files = () if self.manifest is None else self.manifest.files
+        return next((self.folder / name.split("/")[0] for name in files if "/" in name), None)
 
     def model(self, index: int) -> dict[str, Any]:
         """Read the weights of model ``index``."""

@@ -6,6 +6,7 @@ A sharded tensor is torch's ``DTensor``. It is known by its ``full_tensor``, so 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,6 +57,25 @@ def part_like(full: Tensor, other: Tensor) -> Tensor:
     mesh, placements = other.device_mesh, other.placements  # type: ignore[attr-defined]
     on_device = full.to(other.device)
     return distribute_tensor(on_device, mesh, placements, src_data_rank=None)
+
+
+def parts_like(tree: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
+    """Cut the state of an optimizer up as its ``parameters`` are, in its own numbering.
+
+    Ranks: no rank waits for another.
+    """
+    if not any(map(is_sharded, parameters)):
+        return tree
+    state = {
+        index: {
+            name: part_like(one, parameters[index])
+            if isinstance(one, Tensor) and one.shape == parameters[index].shape
+            else one
+            for name, one in entry.items()
+        }
+        for index, entry in tree.get("state", {}).items()
+    }
+    return {**tree, "state": state}
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -18,13 +18,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from notebook_accel.checkpoint import numbered, weights
+from notebook_accel.checkpoint import numbered, sharded, weights
 from notebook_accel.checkpoint.background import Background
-from notebook_accel.checkpoint.manifest import in_one_step
+from notebook_accel.checkpoint.manifest import in_one_step, new_subfolder
 from notebook_accel.checkpoint.names import load_plain, plain_state
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot, write_own, write_shared
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.errors import ConfigError
+from notebook_accel.ranks.collectives import all_objects
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.moment import Parts, give_back, take
@@ -108,13 +109,22 @@ class Keeping:
                 stacklevel=2,
             )
         folder.mkdir(parents=True, exist_ok=True)
+        if self._engine.shares_states:
+            self._world.wait()  # who is alone here shall be told so
         models = [self._engine.unwrap(model) for model in self._wardrobe.models]
-        states = [self.get_state_dict(model) for model in self._wardrobe.models]
+        states = [
+            plain_state(model, self._engine.kept_state(given))
+            for model, given in zip(models, self._wardrobe.models, strict=True)
+        ]
         for hook in list(self._save_hooks.values()):
             hook(models, states, os.fspath(folder))
-        snapshot = take(self._parts(), states, self._world.device)
+        optimizers = [
+            self._engine.kept_optimizer_state(one.inner) for one in self._wardrobe.optimizers
+        ]
+        snapshot = take(self._parts(), states, optimizers, self._world.device)
+        snapshot, parts = self._write_parts(snapshot, folder)
         root = folder.parent if output_dir is None else None
-        job = partial(self._write, folder, root, safe=safe_serialization)
+        job = partial(self._write, folder, root, parts, safe_serialization)
         if async_save:
             self._background.start(partial(job, snapshot.copied(self._memory)))
         else:
@@ -281,12 +291,24 @@ class Keeping:
         scaler = self._engine.precision.scaler
         return Parts(self._wardrobe, self._clock, scaler, self._registered)
 
-    def _write(self, folder: Path, root: Path | None, snapshot: Snapshot, safe: bool) -> None:
+    def _write_parts(self, snapshot: Snapshot, folder: Path) -> tuple[Snapshot, str | None]:
+        """Write sharded tensors, all ranks together; gives the rest, and where they lie."""
+        rest, tensors = sharded.set_apart(snapshot)
+        if not tensors:
+            return snapshot, None
+        names = all_objects(new_subfolder(), self._world)
+        sharded.write(tensors, folder / names[0])
+        return rest, names[0]
+
+    def _write(
+        self, folder: Path, root: Path | None, parts: str | None, safe: bool, snapshot: Snapshot
+    ) -> None:
         world = self._world
         if not self.should_save_model:
             write_own(snapshot, folder, world.rank)
             return
-        write_shared(snapshot, folder, world.rank, world.size, self._engine.wish.name, safe)
+        strategy = self._engine.wish.name
+        write_shared(snapshot, folder, world.rank, world.size, strategy, safe, parts)
         if root is not None:
             numbered.keep(root, self.project_configuration.total_limit)
 
@@ -294,8 +316,12 @@ class Keeping:
         models = [self._engine.unwrap(model) for model in self._wardrobe.models]
         for hook in list(self._load_hooks.values()):
             hook(models, os.fspath(saved.folder))
+        parts = sharded.of(saved)
         for i, model in enumerate(models):
-            load_plain(model, saved.model(i), strict)
+            state = saved.model(i)
+            if parts is not None:
+                state.update(parts.model(i, plain_state(model, model.state_dict())))
+            load_plain(model, state, strict)
 
 
 def _nowhere(method: str) -> ConfigError:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from notebook_accel.checkpoint import randomness
+from notebook_accel.checkpoint import randomness, sharded
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot
 from notebook_accel.ranks.collectives import map_tensors, rank_sizes
+from notebook_accel.ranks.shards import parts_like
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.prepare import Wardrobe
@@ -26,14 +27,19 @@ class Parts:
     registered: list[tuple[Any, bool]]
 
 
-def take(parts: Parts, models: list[dict[str, Any]], device: torch.device) -> Snapshot:
-    """Take the state of everything; ``models`` are the models' states."""
+def take(
+    parts: Parts,
+    models: list[dict[str, Any]],
+    optimizers: list[dict[str, Any]],
+    device: torch.device,
+) -> Snapshot:
+    """Take the state of everything; ``models`` and ``optimizers`` are their states."""
     wardrobe, registered = parts.wardrobe, parts.registered
     return Snapshot(
         step=parts.clock.step,
         optimizer_steps=[one.num_steps for one in wardrobe.optimizers],
         models=models,
-        optimizers=[one.state_dict() for one in wardrobe.optimizers],
+        optimizers=optimizers,
         schedulers=[one.state_dict() for one in wardrobe.schedulers],
         scaler=None if parts.scaler is None else parts.scaler.state_dict(),
         loaders=[one.state_dict() for one in wardrobe.loaders],
@@ -51,9 +57,14 @@ def give_back(saved: Checkpoint, parts: Parts, world: World, load_kwargs: dict[s
     own, main = saved.own(world.rank), saved.main_own()
     wardrobe, registered = parts.wardrobe, parts.registered
     optimizers = saved.shared("optimizers", len(wardrobe.optimizers), **load_kwargs)
-    for optimizer, state in zip(wardrobe.optimizers, optimizers, strict=True):
+    pieces = sharded.of(saved)
+    for i, (optimizer, state) in enumerate(zip(wardrobe.optimizers, optimizers, strict=True)):
+        trained = [one for group in optimizer.param_groups for one in group["params"]]
+        state = parts_like(state, trained)
         if world.device.type == "cpu":  # read lazily: nobody else would copy it from the file
             state = map_tensors(torch.clone, state)
+        if pieces is not None:
+            pieces.add_to(i, state, trained)
         optimizer.load_state_dict(state)
     schedulers = saved.shared("schedulers", len(wardrobe.schedulers), **load_kwargs)
     for scheduler, state in zip(wardrobe.schedulers, schedulers, strict=True):

@@ -224,6 +224,19 @@ class Engine:
         scaler.step(optimizer)
         return id(optimizer) in self._ran, None
 
+    @property
+    def shares_states(self) -> bool:
+        """Whether a rank alone does not know the whole state, so that saving takes all ranks."""
+        return False
+
+    def kept_state(self, model: nn.Module) -> dict[str, Any]:
+        """Give the model's state as a checkpoint keeps it: whole, or this rank's parts of it."""
+        return self.state_dict(model)
+
+    def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Give the optimizer's state as a checkpoint keeps it: whole, or this rank's parts."""
+        return optimizer.state_dict()
+
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Give the model's whole state, with the keys of the person's own module.
 

@@ -88,7 +88,11 @@ class DDPEngine(Engine):
             super().backward(loss, **kwargs)
             return
         pulse.enter(BACKWARD)
-        super().backward(loss, **kwargs)
+        pulse.quiet = True  # gradient hooks of torch's call collectives too
+        try:
+            super().backward(loss, **kwargs)
+        finally:
+            pulse.quiet = False
         pulse.leave()
 
     def unwrap(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:

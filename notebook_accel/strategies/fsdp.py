@@ -48,6 +48,7 @@ class FSDPEngine(Engine):
         self._mesh = mesh_of(world, wish.replicas)
         self._moved: sharding.Moved = {}
         self._optimizers: list[Optimizer] = []
+        self._saves_parts = wish.state_dict_type == "sharded_state_dict"
         self._parts: dict[int, int] = {}  # id of a model -> how many parts it was cut into
         self._syncs: dict[int, bool] = {}
         self._apart: set[int] = set()  # models whose gradients stay apart whatever windows say
@@ -195,6 +196,29 @@ class FSDPEngine(Engine):
         return norm
 
     # ── states ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def shares_states(self) -> bool:
+        """Whether a rank alone does not know the whole state: always."""
+        return True
+
+    def kept_state(self, model: nn.Module) -> dict[str, Any]:
+        """Give the model's state as a checkpoint keeps it: whole, or this rank's parts of it.
+
+        Ranks: all ranks call it.
+        """
+        return self.unwrap(model).state_dict() if self._saves_parts else self.state_dict(model)
+
+    def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Give the optimizer's state as a checkpoint keeps it: whole, or this rank's parts.
+
+        Ranks: all ranks call it.
+        """
+        state = optimizer.state_dict()
+        if self._saves_parts:
+            return state
+        whole: dict[str, Any] = wholes(state, keep=self.world.placement.local_rank == 0)
+        return whole
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Give the model's whole state on the first rank of each machine, nothing on others.

@@ -118,9 +118,8 @@ def recompute(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
 
     chosen = set(map(id, blocks or model.children()))
     apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)
-    if not blocks:
-        return []
-    return [one for one in model.modules() if isinstance(one, CheckpointWrapper)][::-1]
+    wrappers = [one for one in model.modules() if isinstance(one, CheckpointWrapper)]
+    return [*reversed(wrappers)] if blocks else []
 
 
 def follow(optimizer: Optimizer, moved: Moved) -> None:

@@ -1,0 +1,120 @@
+"""States that lie across ranks: each rank writes the parts it holds, any number of ranks reads.
+
+Only sharded tensors lie in these files, under flat names ("model.0.enter.weight",
+"optimizer.0.3.exp_avg": optimizer 0, its parameter 3); everything else of a checkpoint is where it
+always is.
+
+Source: torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from notebook_accel.checkpoint.state import Checkpoint, Snapshot
+from notebook_accel.errors import CheckpointError
+from notebook_accel.ranks.shards import is_sharded
+
+
+def set_apart(snapshot: Snapshot) -> tuple[Snapshot, dict[str, Tensor]]:
+    """Take the sharded tensors out of a snapshot; gives the rest, and them under flat names."""
+    parts: dict[str, Tensor] = {}
+
+    def without(state: Mapping[Any, Any], prefix: str) -> dict[Any, Any]:
+        parts.update({f"{prefix}.{name}": one for name, one in state.items() if is_sharded(one)})
+        return {name: one for name, one in state.items() if not is_sharded(one)}
+
+    models = [without(state, f"model.{i}") for i, state in enumerate(snapshot.models)]
+    optimizers = [
+        {
+            **tree,
+            "state": {
+                index: without(state, f"optimizer.{i}.{index}")
+                for index, state in tree.get("state", {}).items()
+            },
+        }
+        for i, tree in enumerate(snapshot.optimizers)
+    ]
+    return replace(snapshot, models=models, optimizers=optimizers), parts
+
+
+def write(parts: Mapping[str, Tensor], folder: Path) -> None:
+    """Write what the ranks hold of ``parts`` into ``folder``.
+
+    Ranks: all ranks call it, with the same names.
+    """
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():  # about torch's own use of its older names
+        warnings.simplefilter("ignore", FutureWarning)
+        save(dict(parts), checkpoint_id=os.fspath(folder))
+
+
+class Parts:
+    """The files that ``write`` made, to be read by any number of ranks, each for itself."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+        self._folder = folder
+        try:
+            self._there: Mapping[str, Any] = (
+                FileSystemReader(os.fspath(folder)).read_metadata().state_dict_metadata
+            )
+        except (OSError, EOFError, ValueError) as reason:
+            raise CheckpointError(
+                f"the shards in {folder} cannot be read: {reason}",
+                "their list (.metadata) is absent or damaged",
+                "load another checkpoint",
+            ) from reason
+
+    def model(self, index: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Read model ``index``; each tensor lies across ranks as that of its name in ``own``."""
+        return self._read(f"model.{index}.", lambda name: own.get(name))
+
+    def add_to(self, index: int, tree: dict[str, Any], parameters: Sequence[Tensor]) -> None:
+        """Read what belongs into the state of optimizer ``index``, as its parameters lie."""
+
+        def like(name: str) -> Tensor | None:
+            number = int(name.partition(".")[0])
+            return parameters[number] if number < len(parameters) else None
+
+        for name, one in self._read(f"optimizer.{index}.", like).items():
+            number, _, field = name.partition(".")
+            tree["state"].setdefault(int(number), {})[field] = one
+
+    def _read(self, prefix: str, like: Any) -> dict[str, Tensor]:
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        wanted = {
+            name: _space(facts, like(name.removeprefix(prefix))) for name, facts in self._of(prefix)
+        }
+        if wanted:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that no rank waits for another is meant
+                load(wanted, checkpoint_id=os.fspath(self._folder), no_dist=True)
+        return {name.removeprefix(prefix): one for name, one in wanted.items()}
+
+    def _of(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        return ((name, facts) for name, facts in self._there.items() if name.startswith(prefix))
+
+
+def of(saved: Checkpoint) -> Parts | None:
+    """Give the sharded tensors of a checkpoint; None if it has none."""
+    return None if saved.parts is None else Parts(saved.parts)
+
+
+def _space(facts: Any, like: Tensor | None) -> Tensor:
+    """Make room for a saved tensor, cut as ``like`` is if that has its shape."""
+    if like is not None and is_sharded(like) and like.shape == facts.size:
+        return torch.zeros_like(like, dtype=facts.properties.dtype)
+    return torch.zeros(facts.size, dtype=facts.properties.dtype)
