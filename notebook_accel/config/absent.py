@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from notebook_accel.config.settings import SETTINGS
 from notebook_accel.errors import NotHere
+
+if TYPE_CHECKING:
+    from notebook_accel.config.resolve import RunConfig
 
 STRATEGIES = "'Strategies' (FSDP, DeepSpeed, tensor, pipeline and sequence parallelism, fp8)"
 LAUNCH = "'Config and launch' (configuration files and the command line)"
@@ -29,7 +35,7 @@ _COMING = {
         compile_regions_fsdp2
     """,
     LAUNCH: """
-        write_basic_config commands PrepareForLaunch prepare_simple_launcher_cmd_env
+        commands PrepareForLaunch prepare_simple_launcher_cmd_env
         prepare_multi_gpu_env prepare_deepspeed_cmd_env prepare_sagemager_args_inputs prepare_tpu
         SageMakerDistributedType install_xla
     """,
@@ -76,3 +82,47 @@ def refuse_absent(**arguments: object) -> None:
                 f"it comes with {STRATEGIES}, which is not built yet",
                 f"leave {name} out: several ranks train by data parallelism",
             )
+
+
+# What is read and stored, and changes nothing in this version.
+_IDLE = (
+    "enable_cpu_affinity",
+    "allow_cp_standalone",
+    "init_include_buffers",
+    "bypass_device_map",
+    "enable_rich",
+    "main_training_function",
+    "same_network",
+    "mpirun_ccl",
+    "downcast_bf16",
+    "tpu_use_sudo",
+    "tpu_vm",
+    "tpu_env",
+    "command_file",
+    "commands",
+)
+_BROUGHT_BY = {"device": HARDWARE, "compute_environment": "support for Amazon SageMaker"}
+
+
+def refuse_unbuilt(config: RunConfig) -> None:
+    """Refuse a configuration that asks for what comes later; it can be stored, and not be run.
+
+    Errors: NotHere naming the setting and where it was asked for.
+    """
+    for name, value in config.given().items():
+        if value in SETTINGS[name].coming:
+            origin = config.origin(name)
+            raise NotHere(
+                f"{origin.quote(name, value)} asks for what is not here yet",
+                f"it comes with {_BROUGHT_BY.get(name, STRATEGIES)}, which is not built yet",
+                f"leave {name} out: several ranks train by data parallelism",
+            )
+
+
+def idle(config: RunConfig) -> list[str]:
+    """Name the settings that were chosen and change nothing in this version."""
+    return [
+        name
+        for name, value in config.given().items()
+        if name in _IDLE and value != SETTINGS[name].default
+    ]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.catalogue.setting import given
+from notebook_accel.config.contradictions import refuse_contradictions
 from notebook_accel.config.settings import SETTINGS, nearest
 from notebook_accel.config.sources import ARGUMENT, DEFAULT, Source
 from notebook_accel.config.values import check
@@ -36,14 +37,22 @@ class RunConfig:
     _found: Found
 
     def __init__(self, **settings: Any) -> None:
-        object.__setattr__(self, "_found", _arguments(settings))
+        self._keep(_arguments(settings))
 
     @classmethod
     def of(cls, found: Found) -> RunConfig:
-        """Make one of checked values and their sources."""
-        config = cls()
-        object.__setattr__(config, "_found", {n: found[n] for n in SETTINGS if n in found})
+        """Make one of checked values and their sources.
+
+        Errors: ConfigError for values that exclude each other.
+        """
+        config = cls.__new__(cls)
+        config._keep(found)
         return config
+
+    def _keep(self, found: Found) -> None:
+        in_order = {name: found[name] for name in SETTINGS if name in found}
+        object.__setattr__(self, "_found", in_order)
+        refuse_contradictions(self)
 
     def __getitem__(self, name: str) -> Any:
         if name not in SETTINGS:

@@ -1,4 +1,4 @@
-"""Where a value came from, and how it would be written there: the other half of every message."""
+"""Where a value came from, and how it is written there: every message about a value needs both."""
 
 from __future__ import annotations
 
@@ -35,25 +35,32 @@ class Source:
         return _RANKS[self.kind]
 
     def quote(self, name: str, value: Any) -> str:
-        """Write the setting ``name`` as the person wrote it there."""
-        if self.kind == "environment":
-            return f"{self.name}={value}"
-        if self.kind == "option":
-            return f"--{self.name} {value}"
-        if self.kind == "file":
-            return f"{self.path}, line {self.line}: {self.name or name}: {value}"
-        text = repr(value)
-        return f"{name}={text if len(text) <= 60 else f'{text[:57]}...'}"
+        """Show the setting ``name`` as the person wrote it there."""
+        written = self.write(name, value)
+        return f"{self.path}, line {self.line}: {written}" if self.kind == "file" else written
 
-    def advise(self, name: str, value: Any) -> str:
-        """Say how ``value`` is written there."""
+    def write(self, name: str, value: Any) -> str:
+        """Write the setting ``name`` as it is written there."""
         if self.kind == "environment":
-            return f"set {self.name}={value}, or unset it"
+            return f"{self.name}={self.show(value)}"
         if self.kind == "option":
-            return f"write --{self.name} {value}"
+            return f"--{self.name} {self.show(value)}"
         if self.kind == "file":
-            return f"write {(self.name or name).rpartition('.')[2]}: {value}"
-        return f"write {name}={value!r}"
+            return f"{(self.name or name).rpartition('.')[2]}: {self.show(value)}"
+        return f"{name}={self.show(value)}"
+
+    def show(self, value: Any) -> str:
+        """Write a value: a Python value in an argument, plain text elsewhere."""
+        if self.kind in ("argument", "default"):
+            text = repr(value)
+        elif isinstance(value, bool):
+            text = "true" if value else "false"
+        elif isinstance(value, (list, tuple)):
+            text = ",".join(map(str, value))
+            text = f"[{text}]" if self.kind == "file" else text
+        else:
+            text = str(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 ARGUMENT = Source("argument")

@@ -1,20 +1,38 @@
-"""Configuration files: ours and Accelerate's, YAML and JSON, read by one reader and written."""
+"""Configuration files, ours and Accelerate's, YAML and JSON: one reader for all, and a writer."""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from notebook_accel.config import accelerates
+from notebook_accel.config.catalogue.setting import Setting
+from notebook_accel.config.documents import Entry, entries
+from notebook_accel.config.places import default_path, find_default
+from notebook_accel.config.settings import SETTINGS, by_key, nearest
 from notebook_accel.config.sources import Source
+from notebook_accel.errors import ConfigError
 
 if TYPE_CHECKING:
     from notebook_accel.config.resolve import RunConfig
 
-VARIABLE = "NOTEBOOK_ACCEL_CONFIG"
+__all__ = ["ConfigFile", "default_path", "find_default", "problems", "read", "write"]
+
+# What keys inside a block may leave out.
+_PREFIXES = {
+    "fsdp_config": "fsdp_",
+    "deepspeed_config": "deepspeed_",
+    "parallelism_config": "parallelism_config_",
+    "megatron_lm_config": "megatron_lm_",
+    "mpirun_config": "mpirun_",
+    "dynamo_config": "dynamo_",
+    "fp8_config": "fp8_",
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +46,7 @@ class ConfigFile:
     def layer(self) -> dict[str, tuple[Any, Source]]:
         """Give its values, each with its place."""
         return {
-            name: (value, Source("file", name, str(self.path), self.lines.get(name, 0)))
+            name: (value, Source("file", "", str(self.path), self.lines.get(name, 0)))
             for name, value in self.values.items()
         }
 
@@ -36,62 +54,195 @@ class ConfigFile:
 def read(path: str | os.PathLike[str]) -> ConfigFile:
     """Read a configuration file, ours or Accelerate's.
 
-    Errors: ConfigError with file and line.
+    Errors: ConfigError with the file and the line; for an unknown key, with the nearest known one.
     """
-    import yaml
+    file, wrong = _judge(Path(path).expanduser())
+    if wrong:
+        raise wrong[0]
+    return file
 
-    from notebook_accel.config.settings import by_key
 
-    found = yaml.safe_load(Path(path).read_text()) or {}
-    flat = {}
-    for key, value in found.items():
-        inner = value.items() if isinstance(value, dict) else [(None, value)]
-        for below, one in inner:
-            name = f"{key}.{below}" if below else key
-            if name in by_key():
-                flat[by_key()[name].name] = one
-    return ConfigFile(Path(path), flat)
+def problems(path: str | os.PathLike[str]) -> list[ConfigError]:
+    """List all that is wrong with a configuration file, instead of the first thing only."""
+    from notebook_accel.config.resolve import resolve
+
+    try:
+        file, wrong = _judge(Path(path).expanduser())
+        if not wrong:
+            resolve({}, {}, file)
+    except ConfigError as error:
+        return [error]
+    return wrong
 
 
 def write(
     config: RunConfig, path: str | os.PathLike[str], accelerate: bool = False
 ) -> tuple[str, ...]:
-    """Write what ``config`` was given; give the names that Accelerate's file has no place for."""
+    """Write what ``config`` was given, as YAML or, under a name that ends so, JSON.
+
+    With ``accelerate`` in Accelerate's own keys. Gives the names of the settings that the file has
+    no place for: secrets, and in Accelerate's what only we have. The file is whole or not there.
+
+    Errors: ConfigError where it cannot be written.
+    """
+    tree, left_out = _accelerates_tree(config) if accelerate else _our_tree(config)
+    path = Path(path).expanduser()
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(_text(tree, path.suffix), encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
+            "settings are kept in a file",
+            "name a file in a folder that you may write to",
+        ) from None
+    return left_out
+
+
+def _judge(path: Path) -> tuple[ConfigFile, list[ConfigError]]:
+    found: dict[str, tuple[Any, Entry]] = {}
+    wrong: list[ConfigError] = []
+    listed = entries(path)
+    _refuse_deepspeeds_own(path, listed)
+    for entry in listed:
+        try:
+            for name, value in _meaning(path, entry):
+                _add(path, found, name, value, entry)
+        except ConfigError as error:
+            wrong.append(error)
+    values = {name: value for name, (value, _) in found.items()}
+    lines = {name: entry.line for name, (_, entry) in found.items()}
+    return ConfigFile(path, values, lines), wrong
+
+
+def _meaning(path: Path, entry: Entry) -> Iterator[tuple[str, Any]]:
+    block, _, inside = entry.key.rpartition(".")
+    if not block and entry.key in _PREFIXES and not entry.value:
+        return  # a block with nothing in it
+    key = next((key for key in _spellings(block, inside) if key in by_key()), None)
+    if key is None:
+        raise _unknown_key(path, entry, block, inside)
+    one = by_key()[key]
+    yield from accelerates.translate(
+        one, key, entry.value, Source("file", key, str(path), entry.line)
+    )
+    if block == "parallelism_config":
+        yield "use_parallelism_config", True
+
+
+def _add(
+    path: Path, found: dict[str, tuple[Any, Entry]], name: str, value: Any, entry: Entry
+) -> None:
+    """Add what an entry says, unless an earlier one says otherwise: numbers of GPUs are GPUs."""
+    if name in found and found[name][0] != value:
+        before, other = found[name]
+        if name == "device" and isinstance(value, list) and before == "cuda":
+            pass
+        elif name == "device" and isinstance(before, list) and value == "cuda":
+            return
+        else:
+            raise ConfigError(
+                f"{path}, line {entry.line}: {entry.key} says {name} is {value!r}, but "
+                f"{other.key} on line {other.line} says {before!r}",
+                "both mean the same setting, and nobody could say which of them counts",
+                "delete one of the two lines",
+            )
+    found[name] = (value, entry)
+
+
+def _spellings(block: str, inside: str) -> list[str]:
+    if not block:
+        return [inside]
+    return [f"{block}.{inside}", f"{block}.{_PREFIXES.get(block, '')}{inside}"]
+
+
+def _unknown_key(path: Path, entry: Entry, block: str, inside: str) -> ConfigError:
+    known = _keys_of(block)
+    near = nearest(inside, known) or nearest(_PREFIXES.get(block, "") + inside, known)
+    if not near and (elsewhere := nearest(inside, _all_keys())):
+        near = f"{elsewhere} in {_all_keys()[elsewhere]}"
+    return ConfigError(
+        f"{path}, line {entry.line}: there is no setting {entry.key}",
+        f"{block or 'a file'} has the keys that `notebook-accel config show --all` lists",
+        f"did you mean {near}?" if near else "delete that line",
+    )
+
+
+@functools.cache
+def _keys_of(block: str) -> tuple[str, ...]:
+    if not block:
+        return (*(key for key in by_key() if "." not in key), *_PREFIXES)
+    return tuple(key.rpartition(".")[2] for key in by_key() if key.startswith(f"{block}."))
+
+
+@functools.cache
+def _all_keys() -> Mapping[str, str]:
+    split = (key.rpartition(".") for key in by_key())
+    return {inside: block or "the file itself" for block, _, inside in split}
+
+
+def _refuse_deepspeeds_own(path: Path, listed: list[Entry]) -> None:
+    own = [entry for entry in listed if entry.key in accelerates.DEEPSPEEDS]
+    if own:
+        raise ConfigError(
+            f"{path}, line {own[0].line}: {own[0].key} is a key of DeepSpeed's own configuration",
+            "a configuration of a launch names such a file, and is none itself",
+            f"pass it as `--use_deepspeed --deepspeed_config_file {path}`",
+        )
+
+
+def _our_tree(config: RunConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
+    tree: dict[str, Any] = {}
+    secret = []
+    for name, value in config.given().items():
+        one = SETTINGS[name]
+        if one.secret:
+            secret.append(name)
+        else:
+            _put(tree, one.yaml if _lies_in_a_block(one) else name, value)
+    return tree, tuple(secret)
+
+
+def _lies_in_a_block(one: Setting) -> bool:
+    return "." in one.yaml and one.section != "run"
+
+
+def _accelerates_tree(config: RunConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
+    total = config["num_processes"]
+    tree: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": accelerates.world(config),
+        "mixed_precision": str(config["mixed_precision"]),
+        "use_cpu": config["device"] == "cpu",
+        "debug": config["debug"],
+        "num_processes": -1 if total is None else total,
+        "num_machines": config["num_nodes"],
+        "machine_rank": config["node_rank"],
+        "gpu_ids": accelerates.gpu_ids(config["device"]),
+    }
+    left_out = []
+    for name, value in config.given().items():
+        one = SETTINGS[name]
+        if one.yaml and not one.secret:
+            _put(tree, one.yaml, value.upper() if name == "dynamo_backend" else value)
+        elif name not in ("device", "strategy", "use_parallelism_config"):
+            left_out.append(name)
+    return tree, tuple(left_out)
+
+
+def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    block, _, key = path.rpartition(".")
+    place = tree.setdefault(block, {}) if block else tree
+    place[key] = list(value) if isinstance(value, tuple) else value
+
+
+def _text(tree: dict[str, Any], suffix: str) -> str:
+    if suffix == ".json":
+        return json.dumps(tree, indent=2) + "\n"
     import yaml
 
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(yaml.safe_dump(config.given(), sort_keys=False))
-    return ()
-
-
-def default_path(env: Mapping[str, str] | None = None) -> Path:
-    """Give where our default file lies, whether or not it is there."""
-    env = os.environ if env is None else env
-    if env.get(VARIABLE):
-        return Path(env[VARIABLE]).expanduser()
-    home = Path.home()
-    if sys.platform == "darwin":
-        folder = home / "Library" / "Application Support"
-    elif sys.platform == "win32":
-        folder = Path(env.get("APPDATA") or home / "AppData" / "Roaming")
-    else:
-        folder = Path(env.get("XDG_CONFIG_HOME") or home / ".config")
-    return folder / "notebook_accel" / "config.yaml"
-
-
-def accelerates_path(env: Mapping[str, str] | None = None) -> Path:
-    """Give where Accelerate keeps its default file."""
-    env = os.environ if env is None else env
-    if env.get("HF_HOME"):
-        return Path(env["HF_HOME"]).expanduser() / "accelerate" / "default_config.yaml"
-    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser()
-    return cache / "huggingface" / "accelerate" / "default_config.yaml"
-
-
-def find_default(env: Mapping[str, str] | None = None) -> Path | None:
-    """Find the file that counts when none is named: ours, else Accelerate's, else none."""
-    env = os.environ if env is None else env
-    if env.get(VARIABLE):
-        return None if env[VARIABLE] == "off" else default_path(env)
-    places = (default_path(env), accelerates_path(env))
-    return next((path for path in places if path.is_file()), None)
+    text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    return text

@@ -1,6 +1,6 @@
-"""How a training loop's settings are found: argument, else launch, else environment, else default.
+"""A training loop's settings: argument, else launch, else environment, else default.
 
-Pure functions of what was given; the environment's names are Accelerate's.
+The first two are what somebody asked for in so many words, so a variable never beats them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,28 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from notebook_accel.config.absent import refuse_unbuilt
 from notebook_accel.config.booleans import read_boolean
-from notebook_accel.config.schema import PRECISIONS
-from notebook_accel.errors import ConfigError
+from notebook_accel.config.resolve import RunConfig, resolve
+from notebook_accel.config.settings import SETTINGS
+from notebook_accel.config.sources import ARGUMENT
+from notebook_accel.config.values import read
+
+
+def settings_of(
+    launch: Mapping[str, Any], env: Mapping[str, str] | None = None, **arguments: Any
+) -> RunConfig:
+    """Find all settings of an Accelerator that was given ``arguments``.
+
+    Arguments may be text: "2" and 2.0 are two. The variables are read now, not when the process
+    started.
+
+    Errors: ConfigError; NotHere for what this version has no engine for.
+    """
+    given = {name: _plain(name, value) for name, value in arguments.items() if value is not None}
+    config = resolve({**launch, **given}, env)
+    refuse_unbuilt(config)
+    return config
 
 
 def mixed_precision(
@@ -21,15 +40,7 @@ def mixed_precision(
 
     Errors: ConfigError listing the choices.
     """
-    value, source = _first(given, launch, "mixed_precision", env)
-    name = "no" if value is None else str(getattr(value, "value", value)).lower()
-    if name not in PRECISIONS:
-        raise ConfigError(
-            f"mixed_precision={value!r} ({source}) is unknown",
-            "forward passes can run in: " + ", ".join(PRECISIONS),
-            'write mixed_precision="bf16", or leave it out for full precision',
-        )
-    return name
+    return str(settings_of(launch, env, mixed_precision=given).mixed_precision)
 
 
 def accumulation_steps(
@@ -39,24 +50,14 @@ def accumulation_steps(
 
     Errors: ConfigError for anything that is not a whole number of at least 1.
     """
-    value, source = _first(given, launch, "gradient_accumulation_steps", env)
-    try:
-        steps = 1 if value is None else int(value)
-        whole = not isinstance(value, bool) and (value is None or steps == float(value))
-    except (TypeError, ValueError):
-        steps, whole = 0, False
-    if not whole or steps < 1:
-        raise ConfigError(
-            f"gradient_accumulation_steps={value!r} ({source}) cannot be",
-            "it is the number of micro-batches whose gradients make one optimizer step: 1, 2, ...",
-            "write gradient_accumulation_steps=1 for no accumulation",
-        )
+    steps: int = settings_of(launch, env, gradient_accumulation_steps=given)[
+        "gradient_accumulation_steps"
+    ]
     return steps
 
 
 def wants_cpu(env: Mapping[str, str] | None = None) -> bool:
     """Tell whether the environment keeps this process on the CPU."""
-    env = os.environ if env is None else env
     return flag_from_env("ACCELERATE_USE_CPU", env)
 
 
@@ -75,15 +76,11 @@ def log_level_from_env(env: Mapping[str, str] | None = None) -> str | None:
     return env.get("ACCELERATE_LOG_LEVEL") or None
 
 
-def _first(
-    given: Any, launch: Mapping[str, Any], name: str, env: Mapping[str, str] | None
-) -> tuple[Any, str]:
-    env = os.environ if env is None else env
-    variable = f"ACCELERATE_{name.upper()}"
-    if given is not None:
-        return given, "the argument of Accelerator"
-    if launch.get(name) is not None:
-        return launch[name], "given at the launch"
-    if variable in env:
-        return env[variable], f"the environment variable {variable}"
-    return None, "default"
+def _plain(name: str, value: Any) -> Any:
+    """Take what is as good as the right kind: an enum, text, 2.0, numbers of other libraries."""
+    value = getattr(value, "value", value)
+    if isinstance(value, str):
+        return read(SETTINGS[name], value, ARGUMENT)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, bool) or not hasattr(value, "__index__") else int(value)

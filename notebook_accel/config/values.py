@@ -1,11 +1,12 @@
 """One value of one setting: read from text, or checked as an argument.
 
-Text (variables, files, options) is read generously: "2", "2.0" and "1e3" are whole numbers, words
+Text (variables, files, options) is read generously: "2", "2.0" and "2e0" are whole numbers, words
 count in any case. Arguments are Python values and have to be what they should be.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -15,18 +16,14 @@ from notebook_accel.config.catalogue.setting import Setting
 from notebook_accel.config.sources import ARGUMENT, Source
 from notebook_accel.errors import ConfigError
 
-_KINDS = {
-    "str": "a word",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "yes or no",
-    "list": "a list",
-    "dict": "a table of names and values",
-}
 _TYPES: dict[str, Any] = {
-    "str": str, "int": int, "float": (int, float), "bool": bool, "list": (list, tuple),
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+    "list": (list, tuple),
     "dict": dict,
-}  # fmt: skip
+}
 
 
 def read(one: Setting, raw: Any, source: Source) -> Any:
@@ -36,18 +33,26 @@ def read(one: Setting, raw: Any, source: Source) -> Any:
     """
     if raw is None or raw == "":
         return None
-    if (isinstance(raw, (list, dict)) and one.kind in ("list", "dict")) or one.name == "device":
-        return check(one, _device(raw) if one.name == "device" else raw, source)
-    if isinstance(raw, (list, dict)):
-        raise _wrong_kind(one, raw, source)
-    text = str(raw).strip()
-    if text.lower() == "auto" and one.yaml.startswith("deepspeed_config."):
-        return None  # DeepSpeed finds it by itself
+    if one.name == "device":
+        raw = _device(raw)
+    if not isinstance(raw, str):
+        return check(one, raw, source)
+    text = raw.strip()
+    if text.lower() in ("auto", "none", "null") and not one.choices and one.kind != "str":
+        return None  # as in DeepSpeed's words: found without asking
     spelled = {word.lower(): value for word, value in one.spellings.items()}
     if text.lower() in spelled:
         return spelled[text.lower()]
-    value = _READERS[one.kind](one, text, source)
-    return check(one, value, source)
+    return check(one, _READERS[one.kind](one, text, source), source)
+
+
+def read_switch(one: Setting, raw: Any, source: Source) -> bool:
+    """Read whether a yes-or-no spelling of one of the setting's values says yes.
+
+    Errors: ConfigError.
+    """
+    switch = Setting(source.name, "", "bool", False, f"it stands for a value of {one.name}")
+    return bool(read(switch, raw, source))
 
 
 def check(one: Setting, value: Any, source: Source = ARGUMENT) -> Any:
@@ -56,37 +61,130 @@ def check(one: Setting, value: Any, source: Source = ARGUMENT) -> Any:
     Errors: ConfigError.
     """
     value = getattr(value, "value", value)  # an enum of words
-    if value is None and (one.optional or one.default is None):
+    if value is None and one.optional:
         return None
-    if one.name == "device" and not isinstance(value, str):
-        return _check_numbers(one, value, source)
+    if one.name == "device":
+        return _check_device(one, value, source)
+    if one.choices and not one.others and one.kind == "str":
+        return check_choice(one.name, value, one.choices, source, one.coming)
     if not isinstance(value, _TYPES[one.kind]) or (isinstance(value, bool) and one.kind != "bool"):
         raise _wrong_kind(one, value, source)
-    if one.choices and not (one.others or value in one.choices):
-        raise unknown(one, value, one.choices, source)
-    least, above = one.at_least, one.above
-    if (least is not None and value < least) or (above is not None and not value > above):
-        bound = f"at least {least}" if above is None else f"more than {above}"
-        raise ConfigError(
-            f"{source.quote(one.name, value)} is out of range",
-            f"{one.name} must be {bound}",
-            f"{source.advise(one.name, 60 if least is None else least)}, or leave it out",
-        )
+    if one.choices and not one.others:
+        return check_choice(one.name, value, one.choices, source, one.coming)
+    if len(one.env) > 1:
+        return _check_items(one, value, source)
+    if one.kind in ("int", "float"):
+        _check_range(one, value, source)
     return value
 
 
-def unknown(one: Setting, value: Any, choices: Sequence[Any], source: Source) -> ConfigError:
-    """Give the error for a value that is none of ``choices``; the nearest one is proposed."""
-    from notebook_accel.config.settings import nearest
+def check_choice(
+    name: str,
+    value: Any,
+    choices: Sequence[Any],
+    source: Source = ARGUMENT,
+    coming: Sequence[Any] = (),
+) -> Any:
+    """Give ``value`` if it is one of ``choices``; else one that is not ``coming`` is proposed.
 
-    words = {str(choice).lower(): choice for choice in choices}
-    near = nearest(str(value), words)
-    listed = ", ".join(map(str, choices))
-    return ConfigError(
-        f"{source.quote(one.name, value)} is not known",
-        f"{one.name} is one of {listed}",
-        source.advise(one.name, words[near]) if near else f"write one of {listed}",
+    Errors: ConfigError.
+    """
+    if type(value) in (str, int, bool) or isinstance(value, str):
+        found = next((choice for choice in choices if choice == value), None)
+        if found is not None and isinstance(found, bool) == isinstance(value, bool):
+            return value
+    words = {str(choice).lower(): choice for choice in choices if choice not in coming}
+    listed = ", ".join(map(source.show, words.values()))
+    near = difflib.get_close_matches(str(value).lower(), words, n=1)
+    verb = "pass" if source is ARGUMENT else "write"
+    raise ConfigError(
+        f"{source.quote(name, value)} is not known",
+        f"{name} is one of {listed}",
+        f"{verb} {source.write(name, words[near[0]])}" if near else f"{verb} one of {listed}",
     )
+
+
+def _check_range(one: Setting, value: float, source: Source) -> None:
+    least, above = one.at_least, one.above
+    if (least is not None and value < least) or (above is not None and not value > above):
+        bound = f"at least {least}" if above is None else f"more than {above}"
+        possible = 60 if least is None else least
+        raise ConfigError(
+            f"{source.quote(one.name, value)} is out of range",
+            f"{one.name} must be {bound}: {one.help}",
+            f"write {source.write(one.name, possible)}, or leave it out",
+        )
+
+
+def _check_device(one: Setting, value: Any, source: Source) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, (list, tuple)):
+        if value and all(isinstance(i, int) and not isinstance(i, bool) for i in value):
+            return value
+        raise ConfigError(
+            f"{source.quote(one.name, value)} is not a list of GPU numbers",
+            "a list picks and orders GPUs by their numbers",
+            f"write, for example, {source.write(one.name, [0, 1])}",
+        )
+    if isinstance(value, str) and value.startswith("cuda:"):
+        number = value.removeprefix("cuda:")
+        raise ConfigError(
+            f"{source.quote(one.name, value)} is not known",
+            "one GPU is picked by its number",
+            f"write {source.write(one.name, int(number) if number.isdigit() else 0)}",
+        )
+    return check_choice(one.name, value, one.choices, source, one.coming)
+
+
+def _check_items(one: Setting, value: Any, source: Source) -> list[bool]:
+    """Check a list that has one yes or no for each of its variables."""
+    words = [str(item).strip().lower() for item in value]
+    if len(words) != len(one.env) or not all(word in YES | NO for word in words):
+        raise ConfigError(
+            f"{source.quote(one.name, value)} cannot be",
+            f"{one.name} is {len(one.env)} times yes or no: {one.help}",
+            f"write {source.write(one.name, [False] * len(one.env))}, for example",
+        )
+    return [word in YES for word in words]
+
+
+def _wrong_kind(one: Setting, value: Any, source: Source) -> ConfigError:
+    kind = {
+        "str": "a word",
+        "int": "a whole number",
+        "float": "a number of seconds" if one.name.endswith("_s") else "a number",
+        "bool": "yes or no",
+        "list": "a list",
+        "dict": "a table of names and values",
+    }[one.kind]
+    if source is ARGUMENT:
+        is_what = f"is {_a(type(value).__name__)}"
+        kind += " or None" if one.optional else ""
+    else:
+        is_what = f"is not {kind}"
+    return ConfigError(
+        f"{source.quote(one.name, value)} {is_what}",
+        f"{one.name} is {kind}: {one.help}",
+        f"write {source.write(one.name, _meant(one, value))}",
+    )
+
+
+def _meant(one: Setting, value: Any) -> Any:
+    """Find what was probably meant: 2 for "2" and for 2.0; a plain example for anything else."""
+    if one.kind in ("int", "float"):
+        whole = one.kind == "int"
+        example = one.default if one.default is not None else (2 if whole else 60)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return example
+        if isinstance(value, bool):
+            return 1
+        return int(number) if number.is_integer() else (example if whole else number)
+    if one.choices:
+        return one.choices[0]
+    return {"bool": True, "list": ["a", "b"], "dict": {}}.get(one.kind, str(value))
 
 
 def _number(one: Setting, text: str, source: Source) -> int | float:
@@ -127,42 +225,26 @@ def _dict(one: Setting, text: str, source: Source) -> dict[str, Any]:
 
 
 _READERS: dict[str, Any] = {
-    "str": _word, "int": _number, "float": _number, "bool": _yes_or_no, "list": _list,
+    "str": _word,
+    "int": _number,
+    "float": _number,
+    "bool": _yes_or_no,
+    "list": _list,
     "dict": _dict,
-}  # fmt: skip
+}
 
 
 def _device(raw: Any) -> Any:
     """Read "cuda", "0" or "0,1"; "all" leaves the choice open."""
+    items = raw if isinstance(raw, (list, tuple)) else str(raw).split(",")
+    words = [str(item).strip() for item in items if str(item).strip()]
+    if words and all(word.isdigit() for word in words):
+        return [int(word) for word in words]
     if isinstance(raw, (list, tuple)):
-        return [int(item) if str(item).strip().isdigit() else item for item in raw]
-    items = [item.strip() for item in str(raw).split(",") if item.strip()]
-    if items and all(item.isdigit() for item in items):
-        return [int(item) for item in items]
+        return raw
     word = str(raw).strip().lower()
     return None if word == "all" else word
 
 
-def _check_numbers(one: Setting, value: Any, source: Source) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, (list, tuple)):
-        if value and all(isinstance(i, int) and not isinstance(i, bool) for i in value):
-            return value
-        raise ConfigError(
-            f"{source.quote(one.name, value)} is not a list of GPU numbers",
-            "a list picks and orders GPUs by their numbers",
-            f"{source.advise(one.name, [0, 1])}, for example",
-        )
-    raise unknown(one, value, one.choices, source)
-
-
-def _wrong_kind(one: Setting, value: Any, source: Source) -> ConfigError:
-    kind = _KINDS[one.kind] + (" or None" if one.optional and source is ARGUMENT else "")
-    examples = {"int": one.at_least or 1, "float": 1.0, "bool": True, "list": ["a", "b"]}
-    example = one.choices[0] if one.choices else examples.get(one.kind, one.default)
-    return ConfigError(
-        f"{source.quote(one.name, value)} is no {one.kind}",
-        f"{one.name} is {kind}: {one.help}",
-        f"{source.advise(one.name, example)}, for example, or leave it out",
-    )
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

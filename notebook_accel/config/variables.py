@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_accel.config.catalogue.setting import Setting
 from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.sources import Source
-from notebook_accel.config.values import read
+from notebook_accel.config.values import read, read_switch
 from notebook_accel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ _IN_USE = {
     "megatron": ("strategy", "megatron_lm"),
     "parallelism": ("use_parallelism_config", True),
 }
-_YES_OR_NO = Setting("", "", "bool", False, "a switch")
 
 
 def from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, Source]]:
@@ -71,7 +70,7 @@ def to_variables(config: RunConfig) -> dict[str, str]:
 def _read(one: Setting, variable: str, text: str, source: Source) -> Any:
     for word in one.words:
         if word.env == variable:
-            return word.value if read(_YES_OR_NO, text, source) else None
+            return word.value if read_switch(one, text, source) else None
     return read(one, text, source)
 
 

@@ -114,9 +114,11 @@ class Accelerator(
         )
         worker = context.current()
         launch = {} if worker is None else worker.settings
-        precision = training.mixed_precision(mixed_precision, launch)
         plugin = chosen_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps)
-        num_steps = training.accumulation_steps(plugin.num_steps, launch)
+        asked = training.settings_of(
+            launch, mixed_precision=mixed_precision, gradient_accumulation_steps=plugin.num_steps
+        )
+        precision, num_steps = str(asked.mixed_precision), asked.gradient_accumulation_steps
         flags = None if worker is None else worker.flags
         self._handlers = Handlers.of(kwargs_handlers)
         self._dynamo = chosen_plugin(dynamo_backend, dynamo_plugin)

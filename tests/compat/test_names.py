@@ -86,7 +86,7 @@ def test_a_face_reached_by_its_room_offers_the_same_objects() -> None:
         "from notebook_accel.utils import FullyShardedDataParallelPlugin",
         "from notebook_accel.big_modeling import dispatch_model",
         "from notebook_accel.hooks import add_hook_to_module",
-        "from notebook_accel.utils import write_basic_config",
+        "from notebook_accel.utils import PrepareForLaunch",
     ],
 )
 def test_a_name_that_comes_later_says_what_will_bring_it(statement: str) -> None:

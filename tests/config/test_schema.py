@@ -70,13 +70,13 @@ def test_no_process_count_and_no_timeout_are_fine() -> None:
 @pytest.mark.parametrize("value", [0, -3.0, float("nan")])
 def test_a_timeout_must_be_more_than_zero(value: float) -> None:
     error = refusal(timeout_s=value)
-    assert error.why == "timeout_s must be more than 0"
+    assert error.why.startswith("timeout_s must be more than 0: ")
     assert error.fix == "write timeout_s=60, or leave it out"
 
 
 def test_a_timeout_in_words_is_refused() -> None:
     error = refusal(timeout_s="90.5")
-    assert error.why == "timeout_s is a number of seconds or None"
+    assert error.why.startswith("timeout_s is a number of seconds or None: ")
     assert error.fix == "write timeout_s=90.5"
 
 

@@ -50,9 +50,9 @@ def test_impossible_accumulation_steps_are_refused(value: object) -> None:
 def test_an_unknown_precision_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError) as error:
         Accelerator(mixed_precision="fp17", cpu=True)
-    assert "mixed_precision='fp17' (the argument of Accelerator) is unknown" in str(error.value)
-    assert "no, fp16, bf16" in str(error.value)
-    assert 'mixed_precision="bf16"' in str(error.value)
+    assert "mixed_precision='fp17' is not known" in str(error.value)
+    assert "'no', 'fp16', 'bf16'" in str(error.value)
+    assert "pass mixed_precision='fp16'" in str(error.value)
 
 
 def test_one_object_gives_one_several_give_a_tuple_and_strangers_come_back() -> None:

@@ -1,0 +1,44 @@
+"""What a configuration says, in aligned lines: each value with where it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.settings import SECTIONS, SETTINGS
+
+
+def lines(config: RunConfig, everything: bool = False) -> list[str]:
+    """List what was chosen, or with ``everything`` all settings, under the names of sections."""
+    rows = {
+        section: [
+            (name, show(one.name, config[name]), config.source(name))
+            for name, one in SETTINGS.items()
+            if one.section == section and (everything or name in config.given())
+        ]
+        for section in SECTIONS
+    }
+    listed = [row for section in rows.values() for row in section]
+    if not listed:
+        return ["nothing was chosen: every setting has its default"]
+    names = max(len(name) for name, _, _ in listed) + 2
+    values = min(max(len(value) for _, value, _ in listed), 30) + 2
+    text: list[str] = []
+    for section, below in rows.items():
+        if below:
+            text += ["", SECTIONS[section]] if text else [SECTIONS[section]]
+        text += [f"  {name:<{names}}{value:<{values}}{source}" for name, value, source in below]
+    return text
+
+
+def show(name: str, value: Any) -> str:
+    """Write a value as it is written in a file; a secret is not shown."""
+    if SETTINGS[name].secret and value is not None:
+        return "(not shown)"
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value)

@@ -1,0 +1,41 @@
+"""``write_basic_config``: a configuration file for this machine, without a question."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION
+from notebook_accel.config.places import default_path
+from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.store import write
+from notebook_accel.launch.devices import accelerators
+
+
+def write_basic_config(
+    mixed_precision: str = DEFAULT_PRECISION,
+    save_location: str | os.PathLike[str] | None = None,
+) -> Path | bool:
+    """Write a file that takes all accelerators of this machine, else its CPU; give its path.
+
+    It lies where ``notebook_launcher`` and the command line look for one, unless
+    ``save_location`` names another place. A file that is there already is left alone, and False
+    comes back.
+
+    Errors: ConfigError for an unknown precision, or a place that cannot be written to.
+    """
+    path = default_path() if save_location is None else Path(save_location).expanduser()
+    if path.exists():
+        print(f"note: {path} is there already and stays as it is")
+        return False
+    write(basic_config(mixed_precision), path, accelerate=True)
+    return path
+
+
+def basic_config(mixed_precision: str = DEFAULT_PRECISION) -> RunConfig:
+    """Give the configuration for this machine: one process for each accelerator, else one."""
+    found = accelerators()
+    kinds = {device.kind for device in found}
+    device = next((kind for kind in ("cuda", "tpu", "mps") if kind in kinds), "cpu")
+    count = sum(one.kind == device for one in found) if device == "cuda" else 1
+    return RunConfig(device=device, num_processes=count, mixed_precision=str(mixed_precision))
