@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from notebook_accel.config.catalogue.setting import Setting
 from notebook_accel.config.settings import SECTIONS, SETTINGS
 from notebook_accel.config.sources import Source
-from notebook_accel.config.values import read
+from notebook_accel.config.values import joint, read
+from notebook_accel.errors import ConfigError
 
 _DEST = "setting:"
 _SHORT = {"tee": "-t"}
@@ -27,23 +28,50 @@ def add_options(parser: argparse.ArgumentParser, sections: Iterable[str] = tuple
 def chosen(namespace: argparse.Namespace) -> dict[str, Any]:
     """Give the settings whose options were written, as values.
 
-    Errors: ConfigError naming the option.
+    Errors: ConfigError naming the options, also where two exclude each other.
     """
     found: dict[str, Any] = {}
     for key, written in vars(namespace).items():
         if key.startswith(_DEST):
-            flag, text = written
             name = key.removeprefix(_DEST)
-            found[name] = read(SETTINGS[name], text, Source("option", flag))
+            value = _together(SETTINGS[name], written)
+            if value is not None:
+                found[name] = value
     return found
 
 
+def _together(one: Setting, written: Mapping[str, list[str]]) -> Any:
+    """Read all that was written for a setting: of one option the last counts, a list adds up."""
+    together: Any = None
+    first = ""
+    for flag, texts in written.items():
+        source = Source("option", flag)
+        if one.kind == "list":
+            value = [item for text in texts for item in read(one, text, source) or []]
+        else:
+            value = read(one, texts[-1], source)
+        if value is None:
+            continue
+        before, together = together, value if together is None else joint(together, value)
+        if together is None:
+            raise ConfigError(
+                f"--{first} says {one.name} is {before!r}, but --{flag} says {value!r}",
+                "both mean the same setting, and nobody could say which of them counts",
+                "write one of the two",
+            )
+        first = flag
+    return together
+
+
 class _Remember(argparse.Action):
-    """Keep the text, and by which of its names an option was written."""
+    """Keep each text, by which of its names an option was written."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        written = getattr(namespace, self.dest, {})
+        flag = option_string.lstrip("-").replace("-", "_")
         text = self.const if self.nargs == 0 else values
-        setattr(namespace, self.dest, (option_string.lstrip("-").replace("-", "_"), text))
+        texts = [*written.get(flag, []), text]
+        setattr(namespace, self.dest, {**written, flag: texts})
 
 
 def _add(group: argparse._ArgumentGroup, one: Setting) -> None:

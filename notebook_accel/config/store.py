@@ -16,6 +16,7 @@ from notebook_accel.config.documents import Entry, entries
 from notebook_accel.config.places import default_path, find_default
 from notebook_accel.config.settings import SETTINGS, by_key, nearest
 from notebook_accel.config.sources import Source
+from notebook_accel.config.values import joint
 from notebook_accel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -136,20 +137,19 @@ def _meaning(path: Path, entry: Entry) -> Iterator[tuple[str, Any]]:
 def _add(
     path: Path, found: dict[str, tuple[Any, Entry]], name: str, value: Any, entry: Entry
 ) -> None:
-    """Add what an entry says, unless an earlier one says otherwise: numbers of GPUs are GPUs."""
-    if name in found and found[name][0] != value:
+    """Add what an entry says, unless an earlier one excludes it."""
+    if name in found:
         before, other = found[name]
-        if name == "device" and isinstance(value, list) and before == "cuda":
-            pass
-        elif name == "device" and isinstance(before, list) and value == "cuda":
-            return
-        else:
+        together = joint(before, value)
+        if together is None:
             raise ConfigError(
                 f"{path}, line {entry.line}: {entry.key} says {name} is {value!r}, but "
                 f"{other.key} on line {other.line} says {before!r}",
                 "both mean the same setting, and nobody could say which of them counts",
                 "delete one of the two lines",
             )
+        if together == before:
+            return
     found[name] = (value, entry)
 
 

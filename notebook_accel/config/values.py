@@ -55,6 +55,16 @@ def read_switch(one: Setting, raw: Any, source: Source) -> bool:
     return bool(read(switch, raw, source))
 
 
+def joint(one: Any, other: Any) -> Any:
+    """Give what two ways to say the same setting say together; None if they exclude each other."""
+    if one == other:
+        return one
+    kinds = ("cuda", "gpu")  # numbers of GPUs say more than that it is GPUs
+    if isinstance(one, list) and other in kinds:
+        return one
+    return other if isinstance(other, list) and one in kinds else None
+
+
 def check(one: Setting, value: Any, source: Source = ARGUMENT) -> Any:
     """Give ``value``, plain, if it is possible for the setting.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_accel.config.catalogue.setting import Setting
 from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.sources import Source
-from notebook_accel.config.values import read, read_switch
+from notebook_accel.config.values import joint, read, read_switch
 from notebook_accel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, Source]]:
             value = _read(one, variable, env[variable], source)
         if value is None:
             continue
-        if one.name in found and found[one.name][0] != value:
+        if one.name in found and joint(found[one.name][0], value) is None:
             raise ConfigError(
                 f"{found[one.name][1].name} and {variable} are both set",
                 f"both say what {one.name} is, and they differ",

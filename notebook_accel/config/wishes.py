@@ -76,9 +76,10 @@ class FSDP(Strategy):
     ``_no_split_modules``, else the blocks of the model's lists, else the model as one part;
     "transformer_based_wrap" the classes ``transformer_cls_names_to_wrap`` (without names as
     "auto", but an error where there are none); "size_based_wrap" whatever has ``min_num_params``;
-    "no_wrap" the whole model. ``reshard_after_forward=False`` keeps parts whole until their
+    "no_wrap" the whole model; a function ``policy(module=, recurse=, nonwrapped_numel=)`` as
+    torch has them says it of each module. ``reshard_after_forward=False`` keeps parts whole until their
     backward: faster, and more memory. ``replicas`` copies of the sharded model make HSDP: shards
-    among neighbors, gradients averaged between the copies. ``cpu_offload`` keeps shards in the
+    among neighbors, gradients averaged between the copies; "machines" is a copy on each machine. ``cpu_offload`` keeps shards in the
     memory of the CPU; ``activation_checkpointing`` computes the blocks' forward a second time
     instead of keeping what it made. ``cpu_ram_efficient_loading``: only rank 0 has weights, the
     other ranks' models may be on the meta device. ``ignored_modules`` (modules, or a pattern of
@@ -92,10 +93,10 @@ class FSDP(Strategy):
 
     name: ClassVar[str] = "fsdp"
     reshard_after_forward: bool = True
-    auto_wrap_policy: str = "auto"
+    auto_wrap_policy: Any = "auto"
     transformer_cls_names_to_wrap: tuple[str, ...] = ()
     min_num_params: int = 0
-    replicas: int = 1
+    replicas: int | str = 1
     cpu_offload: bool = False
     activation_checkpointing: bool = False
     cpu_ram_efficient_loading: bool = False
@@ -106,13 +107,16 @@ class FSDP(Strategy):
     output_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        choose(self.auto_wrap_policy, "auto_wrap_policy", WRAP_POLICIES)
+        if not callable(self.auto_wrap_policy):
+            choose(self.auto_wrap_policy, "auto_wrap_policy", WRAP_POLICIES)
         choose(self.state_dict_type, "state_dict_type", STATE_DICT_TYPES)
         for name in ("param_dtype", "reduce_dtype", "output_dtype"):
             if getattr(self, name) is not None:
                 choose(getattr(self, name), name, SHARD_DTYPES)
         for name, least in (("replicas", 1), ("min_num_params", 0)):
             value = getattr(self, name)
+            if (name, value) == ("replicas", "machines"):
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(
                     f"FSDP({name}={value!r})",
