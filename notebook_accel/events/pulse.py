@@ -10,6 +10,8 @@ as a ``Landmark`` event; from then on its number is enough.
          3  the number of its landmark
          4  how many bytes this rank brings
          5  how many of word 0 were backward passes
+         6  the group of ranks that meet there, a number made of its name; 0 is all ranks
+         7  how many ranks of this machine are in the group; 0 is all of them
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from types import CodeType, FrameType
 from notebook_accel.events.lines import THE_PERSON, US, owner_of
 from notebook_accel.events.model import Frame, Landmark
 
-ENTERED, LEFT, KIND, LANDMARK, NUM_BYTES, NUM_BACKWARD = range(6)
+ENTERED, LEFT, KIND, LANDMARK, NUM_BYTES, NUM_BACKWARD, GROUP, NUM_MEMBERS = range(8)
 NUM_WORDS = 8  # 8 bytes each: a cache line
-_SLOT = struct.Struct("6q")
+_SLOT = struct.Struct("8q")
 
 KINDS = (
     "",
@@ -38,11 +40,19 @@ KINDS = (
     "scatter",
     "backward",
     "forward",
+    "reduce",
+    "gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send",
+    "recv",
 )
 BACKWARD = KINDS.index("backward")
 FORWARD = KINDS.index("forward")
 # Kinds that some ranks can leave while others are still on their way in.
-ONE_TO_ALL = {"broadcast", "broadcast_object_list", "scatter", "forward"}
+ONE_SIDED = {"broadcast", "broadcast_object_list", "scatter", "forward", "reduce", "gather"}
+# Kinds that two ranks have with each other, whatever the rest does.
+IN_PAIRS = {"send", "recv"}
 
 # What the person's line calls, where its name says nothing to them.
 _SPOKEN = {
@@ -61,7 +71,8 @@ class Beat:
     """One reading of a slot.
 
     ``entered`` counts collectives and backward passes, ``num_backward`` those that were backward
-    passes; ``kind`` is the newest one and ``inside`` whether the rank is still in it.
+    passes; ``kind`` is the newest one and ``inside`` whether the rank is still in it. ``group`` is
+    who meets there, ``num_members`` of them on this machine (0: all ranks).
     """
 
     entered: int = 0
@@ -70,6 +81,8 @@ class Beat:
     landmark: int = 0
     num_bytes: int = 0
     num_backward: int = 0
+    group: int = 0
+    num_members: int = 0
 
     @staticmethod
     def read(words: tuple[int, ...]) -> Beat:
@@ -82,6 +95,8 @@ class Beat:
             words[LANDMARK],
             words[NUM_BYTES],
             words[NUM_BACKWARD],
+            words[GROUP],
+            words[NUM_MEMBERS],
         )
 
 
@@ -89,7 +104,8 @@ class Pulse:
     """A rank's own slot: ``enter`` before a collective, ``leave`` after it.
 
     A collective that fails is never left: that is where the rank's story ended, until it enters
-    the next one. ``tell`` sends a landmark to the kernel.
+    the next one. ``tell`` sends a landmark to the kernel. ``quiet`` says that what goes on now is
+    part of what was entered.
     """
 
     __slots__ = (
@@ -102,6 +118,7 @@ class Pulse:
         "_tell",
         "_whose",
         "_words",
+        "quiet",
     )
 
     def __init__(self, rank: int, slot: memoryview, tell: Callable[[Landmark], None]) -> None:
@@ -111,14 +128,17 @@ class Pulse:
         self._tell = tell
         self._entered = 0
         self._num_backward = 0
+        self.quiet = False
         # By id, for a code object computes its hash anew each time; by instruction, for a frame
         # looks for its line number from the start of the function each time.
         self._landmarks: dict[tuple[int, int], int] = {}
         self._whose: dict[int, int] = {}
         self._kept: list[CodeType] = []  # so that no id is given to another
 
-    def enter(self, kind: int, num_bytes: int = 0) -> None:
+    def enter(self, kind: int, num_bytes: int = 0, group: int = 0, num_members: int = 0) -> None:
         """Note that the collective ``kind`` begins, called from the person's line.
+
+        ``group`` and ``num_members`` are as in a Beat.
 
         Units: ``num_bytes`` is what this rank brings.
         """
@@ -131,12 +151,26 @@ class Pulse:
         if kind == BACKWARD:
             self._num_backward += 1
         _SLOT.pack_into(
-            self._slot, 0, before + 1, before, kind, landmark, num_bytes, self._num_backward
+            self._slot,
+            0,
+            before + 1,
+            before,
+            kind,
+            landmark,
+            num_bytes,
+            self._num_backward,
+            group,
+            num_members,
         )
 
     def leave(self) -> None:
         """Note that the newest collective is over."""
         self._words[LEFT] = self._entered
+
+    def again(self) -> None:
+        """Note that the newest collective, begun before, is waited for now."""
+        if self._entered:
+            self._words[LEFT] = self._entered - 1
 
     def is_in(self, kind: int) -> bool:
         """Whether the newest collective is a ``kind`` and not over."""

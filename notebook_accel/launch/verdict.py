@@ -125,7 +125,7 @@ def _without_noise(message: str) -> str:
 
 def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
     beats = [state.wait.beat for state in ranks]
-    sizes = len({beat.num_bytes for beat in beats}) > 1
+    sizes = len({beat.num_bytes for beat in beats}) > 1 and len({beat.group for beat in beats}) == 1
     # One call may be several collectives: a rank that saw unlike tensors is in the next one.
     one_call = len({state.wait.where() for state in ranks}) == 1
     if sizes and (one_call or len({beat.kind for beat in beats}) == 1):

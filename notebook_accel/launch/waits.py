@@ -1,18 +1,19 @@
 """Who waits for whom, and whether that can ever end: the kernel's reading of the ranks' pulses.
 
 A run is called stuck on proof only: every rank of this machine sleeps in a collective or has
-returned, they are not all in the same one, and nothing has moved for a while. One rank that still
-computes may yet come, however long it takes, so it proves nothing; it is only shown.
+returned, in none of these is everybody there whom it is for, and nothing has moved for a while. A
+rank that still computes may yet come, however long it takes: it proves nothing and is only shown.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from notebook_accel.events.model import Landmark
-from notebook_accel.events.pulse import ONE_TO_ALL, Beat
+from notebook_accel.events.pulse import IN_PAIRS, ONE_SIDED, Beat
 from notebook_accel.launch.failure import place
 
 LOOK_AFTER_S = 0.2
@@ -83,9 +84,11 @@ class Waits:
             return False
         if any(now - wait.since < LOOK_AFTER_S for wait in inside if wait.cpu_ticks < 0):
             return False  # the ordinary case: they meet in a moment
-        if not self._alone and any(wait.beat.kind in ONE_TO_ALL for wait in inside):
+        if not self._alone and any(wait.beat.kind in ONE_SIDED | IN_PAIRS for wait in inside):
             return False  # it may wait for a rank of another machine
-        if len(inside) == len(self.ranks) and len({meeting(wait.beat) for wait in inside}) == 1:
+        if sum(wait.beat.kind in IN_PAIRS for wait in inside) > 1:
+            return False  # they may mean each other
+        if any(self._is_whole(one, num) for one, num in _meetings(inside).items()):
             return False
         patience_s = PROOF_S + max(wait.beat.num_bytes for wait in inside) / SLOWEST_BYTES_PER_S
         for wait, pid in zip(self.ranks, pids, strict=True):
@@ -112,6 +115,10 @@ class Waits:
                 )
         return ""
 
+    def _is_whole(self, one: Meeting, num: int) -> bool:
+        """Whether all of this machine whom a collective is for are in it."""
+        return num == (one.num_members or len(self.ranks))
+
     def _count_sleep(self, wait: Wait, pid: int | None) -> None:
         """Add to the time that the rank has slept; begin anew if it was awake since the last."""
         ticks = cpu_ticks_asleep(pid) if pid is not None else -1
@@ -121,10 +128,25 @@ class Waits:
             wait.slept_s += self._gap_s
 
 
-def meeting(beat: Beat) -> tuple[str, int]:
+@dataclass(frozen=True)
+class Meeting:
     """What ranks that wait for each other have in common."""
+
+    kind: str
+    num_bytes: int
+    group: int
+    num_members: int
+
+
+def meeting(beat: Beat) -> Meeting:
+    """Say where a rank waits for others."""
     sized = beat.kind in ("all_gather", "all_reduce")
-    return beat.kind, beat.num_bytes if sized else 0
+    num_bytes = beat.num_bytes if sized else 0
+    return Meeting(beat.kind, num_bytes, beat.group, beat.num_members)
+
+
+def _meetings(waits: list[Wait]) -> Counter[Meeting]:
+    return Counter(meeting(wait.beat) for wait in waits)
 
 
 def cpu_ticks_asleep(pid: int) -> int:

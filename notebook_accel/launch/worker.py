@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import importlib
 import os
 import random
 import signal
@@ -31,6 +32,7 @@ from notebook_accel.launch.memory import FlagPage, PulsePage
 from notebook_accel.launch.seat import Seat
 
 PR_SET_PDEATHSIG = 1
+_TORCHS_OWN = "notebook_accel.ranks.raw"  # where torch's own collectives are seen
 _kept_alive: list[Any] = []  # the rendezvous store: it serves as long as this process lives
 
 
@@ -185,6 +187,8 @@ def _work(seat: Seat, load: Callable[[], Call]) -> int:
     display.forward(emitter, enabled=place.rank == 0, in_notebook=seat.in_notebook)
     slot = PulsePage(seat.flags, place.local_size).slot(place.local_rank)
     pulse = Pulse(place.local_rank, slot, emitter.send) if place.size > 1 else None
+    if pulse is not None:
+        importlib.import_module(_TORCHS_OWN).watch_torch(pulse, place)
     flags = FlagPage(seat.flags)
     worker = context.WorkerContext(place, emitter, flags, seat.settings, pulse=pulse)
     context.enter(worker)

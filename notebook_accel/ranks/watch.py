@@ -82,7 +82,11 @@ def _watched(call: _Call) -> _Call:
         if own is None:
             return call(*args, **kwargs)
         own.enter(kind, sum(one.nbytes for one in args if isinstance(one, Tensor)))
-        result = call(*args, **kwargs)
+        own.quiet = True
+        try:
+            result = call(*args, **kwargs)
+        finally:
+            own.quiet = False
         own.leave()
         return result
 

@@ -102,6 +102,36 @@ def slow_main(accelerator):
         time.sleep(0.1)
     accelerator.gather_for_metrics(["a"])
 
+def raw(form, group=None):
+    import torch.distributed as dist
+    from torch.distributed import all_reduce as imported_early
+    accelerator = Accelerator()
+    rank = accelerator.process_index
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])] if group else None
+    dist.all_reduce(torch.ones(2))
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    work.wait()
+    if form == "one_rank" and rank == 0:
+        imported_early(torch.ones(2))
+    elif form == "returns" and rank == 0:
+        dist.barrier()
+    elif form == "async" and rank == 0:
+        late = dist.all_reduce(torch.ones(2), async_op=True)
+        late.wait()
+    elif form == "recv" and rank == 0:
+        dist.recv(torch.ones(2), src=1)
+    elif form == "group":
+        if rank == 0:
+            dist.barrier(group=halves[0])
+        elif rank > 1:
+            dist.all_reduce(torch.ones(1), group=halves[1])
+    elif form == "slow_groups":
+        time.sleep(4 * (rank > 1))
+        dist.all_reduce(torch.ones(1), group=halves[rank // 2])
+    if form != "returns":
+        dist.barrier()
+    return rank
+
 def fails_first(accelerator):
     with accelerator.main_process_first():
         if accelerator.is_main_process:
@@ -201,6 +231,42 @@ def test_tensors_of_different_sizes_are_explained(kernel):
     reply = run(kernel, "end=unequal")  # so alike that they would fit
     assert reply.error == "DistributedOperationException"
     assert "rank 0 [2] float32, rank 1 [3] float32" in said(reply)
+
+
+@pytest.mark.parametrize(
+    ("form", "where"),
+    [
+        ("one_rank", "rank 0 in all_reduce at Cell In["),
+        ("async", "rank 0 in all_reduce at Cell In["),
+        ("recv", "rank 0 in recv at Cell In["),
+    ],
+)
+def test_a_collective_of_torchs_own_on_one_rank_ends_with_who_waits_where(kernel, form, where):
+    cell = f"run = notebook_launcher(raw, ({form!r},), num_processes=2, device='cpu')"
+    reply = kernel.run(cell, timeout_s=40.0)
+    assert reply.error == "RanksStuck", said(reply)
+    assert where in said(reply)
+    assert ", rank 1 in barrier at Cell In[" in said(reply)
+
+
+def test_a_rank_that_returned_before_torchs_own_barrier_is_named(kernel):
+    cell = "run = notebook_launcher(raw, ('returns',), num_processes=2, device='cpu')"
+    reply = kernel.run(cell, timeout_s=40.0)
+    assert reply.error == "WorkerDied", said(reply)
+    assert "rank 1 returned early" in said(reply)
+    assert "while rank 0 waited for it in barrier at Cell In[" in said(reply)
+
+
+def test_groups_of_some_ranks_are_told_apart(kernel):
+    """Ranks 2 and 3 meet in their own group; 0 waits in the other group for 1."""
+    cell = "run = notebook_launcher(raw, ('group', True), num_processes=4, device='cpu')"
+    reply = kernel.run(cell, timeout_s=60.0)
+    assert reply.error == "RanksStuck", said(reply)
+    assert "rank 0 in barrier at Cell In[" in said(reply)
+    cell = "print(notebook_launcher(raw, ('slow_groups', True), 4, device='cpu').values)"
+    reply = kernel.run(cell, timeout_s=60.0)
+    assert not reply.error, said(reply)
+    assert "[0, 1, 2, 3]" in reply.out
 
 
 def test_a_slow_rank_is_waited_for(kernel):

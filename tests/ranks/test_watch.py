@@ -154,6 +154,26 @@ def test_a_peer_that_returned_leaves_the_others_stuck(monkeypatch: pytest.Monkey
     assert stuck(105.0)
 
 
+def test_a_group_that_is_whole_goes_on_whatever_the_others_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = [Beat(5, True, "all_reduce", 0, 4, 0, 77, 2)] * 2
+    _, stuck, _ = looked(monkeypatch, [*pair, inside("barrier")])
+    assert not stuck(4000.0)
+    other = Beat(5, True, "all_reduce", 0, 4, 0, 78, 2)
+    _, stuck, _ = looked(monkeypatch, [pair[0], other, inside("barrier")])
+    assert stuck(105.0)
+
+
+def test_two_ranks_that_send_and_receive_may_mean_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, stuck, _ = looked(monkeypatch, [inside("send"), inside("recv"), inside("barrier")])
+    assert not stuck(4000.0)
+    _, stuck, _ = looked(monkeypatch, [inside("barrier"), inside("recv"), inside("barrier")])
+    assert stuck(105.0)
+
+
 def test_large_tensors_are_given_the_time_to_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     _, stuck, _ = looked(monkeypatch, [inside("barrier"), inside("all_reduce", 2_000_000_000)])
     assert not stuck(120.0)
