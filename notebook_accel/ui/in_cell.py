@@ -1,4 +1,4 @@
-"""A loop that runs in the notebook's kernel itself, without a launch: the same view, in its cell."""
+"""A loop that runs in the kernel itself, without a launch: the same view, in its cell."""
 
 from __future__ import annotations
 

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import io
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from numpy.typing import NDArray
 
 from notebook_accel.events.history import History
 from notebook_accel.ui import words
+from notebook_accel.ui.curves import Curve, Curves
+from notebook_accel.ui.series import Group, drawable, groups, is_loss
 
-Floats = NDArray[np.float64]
-
-WIDTH_PX, HEIGHT_PX = 720, 280
+WIDTH_PX, HEIGHT_PX, ROW_PX = 720, 280, 240
+MAX_PANELS = 4
 _DPI = 100
-_COLUMNS = 240  # per panel: more columns than a line of this width can show apart
+_COLUMNS = 300  # of a panel as wide as the picture: more than a line can show apart
 _MAX_LINES = 4  # per panel
 _LOG_FROM = 1e5  # a straight scale shows a loss as people know it; only wild ranges leave it
 _INK, _FAINT, _GRID, _ALARM = "#24292f", "#57606a", "#e4e7eb", "#b3261e"
@@ -38,47 +37,10 @@ _PENS = (
 _LOCK = threading.Lock()  # Agg's font cache is shared; two launches may draw at once
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One series ready to draw: per pixel column its middle step, mean, lowest and highest value.
-
-    ``broken`` are the steps whose value was not finite, at most one per column.
-    """
-
-    name: str
-    steps: Floats
-    means: Floats
-    lows: Floats
-    highs: Floats
-    broken: Floats
-    last: float
-
-
-def curve(history: History, name: str, num_columns: int = _COLUMNS) -> Curve:
-    """Reduce a series to at most ``num_columns`` columns that keep every spike."""
-    series = history.series(name)
-    size = series.settled
-    steps = np.array(series.steps[:size], dtype=np.float64)
-    values = np.array(series.totals[:size]) / np.array(series.counts[:size])
-    starts = np.unique(np.linspace(0, size, num_columns, endpoint=False, dtype=np.int64))
-    finite = np.isfinite(values)
-    num_finite = np.add.reduceat(finite, starts, dtype=np.int64)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = np.add.reduceat(np.where(finite, values, 0.0), starts) / num_finite
-    empty = num_finite == 0
-    lows = np.minimum.reduceat(np.where(finite, values, np.inf), starts)
-    highs = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)
-    lows[empty] = highs[empty] = np.nan
-    ends = np.append(starts[1:], size)
-    middles = (steps[starts] + steps[ends - 1]) / 2
-    broken = middles[num_finite < ends - starts]
-    return Curve(name, middles, means, lows, highs, broken, float(values[-1]))
-
-
 class Card:
     """The picture of one run, drawn again and again: its axes are made once.
 
-    Losses share one panel; everything else that was logged shares a second one.
+    Curves of one number share a panel (train and validation); up to four panels, losses first.
     """
 
     def __init__(self, title: str) -> None:
@@ -86,49 +48,67 @@ class Card:
         self._figure: Any = None
         self._panels: list[Any] = []
 
-    def png(self, history: History, scale: float = 1.0) -> bytes:
-        """Draw the history as PNG bytes of ``scale`` x 720 x 280 pixels."""
-        losses = [name for name in history if words.is_loss(name)]
-        others = [name for name in history if not words.is_loss(name)]
-        panels = [names for names in (losses, others) if names]
-        last_step = max((history.series(name).steps[-1] for name in history), default=1)
+    def png(self, curves: Curves, scale: float = 1.0) -> bytes:
+        """Draw the curves as PNG bytes, ``scale`` x 720 pixels wide."""
+        found = groups(drawable(curves.history))
+        shown, hidden = found[:MAX_PANELS], found[MAX_PANELS:]
         with _LOCK:
-            if self._figure is None or len(panels) != len(self._panels):
-                self._lay_out(len(panels))
-            for axes, names in zip(self._panels, panels, strict=True):
-                _draw_panel(axes, [curve(history, name) for name in names], last_step)
+            if self._figure is None or len(shown) != len(self._panels):
+                self._lay_out(len(shown))
+            for axes, group in zip(self._panels, shown, strict=True):
+                columns = (
+                    _COLUMNS if axes.bbox.width > axes.figure.bbox.width / 2 else _COLUMNS // 2
+                )
+                members = [curves[name].narrowed(columns) for name in group.names]
+                _draw_panel(axes, members, curves.last_step, group.metric)
+            self._title_text.set_text(self._title + _left_out(hidden))
             self._figure.set_dpi(_DPI * scale)
             buffer = io.BytesIO()
             self._figure.canvas.print_png(buffer, pil_kwargs={"compress_level": 1})
         return buffer.getvalue()
 
     def _lay_out(self, num_panels: int) -> None:
-        self._figure = Figure(figsize=(WIDTH_PX / _DPI, HEIGHT_PX / _DPI), facecolor="white")
+        cells = _cells(num_panels)
+        height_px = HEIGHT_PX + max(row for row, *_ in cells) * ROW_PX if cells else HEIGHT_PX
+        self._figure = Figure(figsize=(WIDTH_PX / _DPI, height_px / _DPI), facecolor="white")
         FigureCanvasAgg(self._figure)
-        self._figure.text(16 / WIDTH_PX, 0.915, self._title, color=_INK, fontsize=10, weight="bold")
-        width = 1 / max(1, num_panels)
-        self._panels = [
-            self._figure.add_axes(
-                (number * width + 48 / WIDTH_PX, 0.16, width - 124 / WIDTH_PX, 0.67)
-            )
-            for number in range(num_panels)
-        ]
-        for axes in self._panels:
-            _style(axes)
+        self._title_text = self._figure.text(
+            16 / WIDTH_PX, 1 - 24 / height_px, "", color=_INK, fontsize=10, weight="bold"
+        )
+        self._panels = []
+        for row, left, width in cells:
+            bottom_px = height_px - HEIGHT_PX + 44 - row * ROW_PX
+            place = (left + 48 / WIDTH_PX, bottom_px / height_px)
+            size = (width - 124 / WIDTH_PX, (ROW_PX - 66) / height_px)
+            axes = self._figure.add_axes((*place, *size))
+            _style(axes, is_wide=width == 1, is_last=row == cells[-1][0])
+            self._panels.append(axes)
+
+
+def _cells(num_panels: int) -> list[tuple[int, float, float]]:
+    """Where panels lie: row, left edge and width. An odd number gives the first all the width."""
+    first = [(0, 0.0, 1.0)] if num_panels % 2 else []
+    rest = num_panels - len(first)
+    return first + [(len(first) + n // 2, n % 2 / 2, 0.5) for n in range(rest)]
 
 
 def png(history: History, title: str, scale: float = 1.0) -> bytes:
     """Draw one picture of a history that will not change."""
-    return Card(title).png(history, scale)
+    return Card(title).png(Curves(history), scale)
 
 
-def _draw_panel(axes: Any, curves: list[Curve], last_step: int) -> None:
+def _left_out(hidden: list[Group]) -> str:
+    return f"   (without {', '.join(group.metric for group in hidden)})"[:90] if hidden else ""
+
+
+def _draw_panel(axes: Any, curves: list[Curve], last_step: int, metric: str) -> None:
+    axes.set_title(metric, loc="left", fontsize=8.5, color=_FAINT, pad=4)
     for artist in (*axes.lines, *axes.collections, *axes.texts):
         artist.remove()
     shown = curves[:_MAX_LINES]
     for item, pen in zip(shown, _PENS, strict=False):
         _draw_line(axes, item, *pen)
-    _set_limits(axes, shown, last_step)
+    _set_limits(axes, shown, last_step, may_be_log=is_loss(metric))
     _label_ends(axes, shown, len(curves) - len(shown))
 
 
@@ -140,7 +120,7 @@ def _draw_line(axes: Any, item: Curve, color: str, style: str, marker: str) -> N
         item.means,
         color=color,
         linestyle=style,
-        linewidth=1.6,
+        linewidth=1.5,
         marker=marker if few else None,
         markersize=3.5,
         clip_on=False,
@@ -156,7 +136,7 @@ def _draw_line(axes: Any, item: Curve, color: str, style: str, marker: str) -> N
         )
 
 
-def _set_limits(axes: Any, curves: list[Curve], last_step: int) -> None:
+def _set_limits(axes: Any, curves: list[Curve], last_step: int, may_be_log: bool) -> None:
     axes.set_xlim(0, max(1, last_step))
     finite = [v[np.isfinite(v)] for item in curves for v in (item.lows, item.highs)]
     values = np.concatenate(finite)
@@ -166,10 +146,12 @@ def _set_limits(axes: Any, curves: list[Curve], last_step: int) -> None:
         axes.set_ylim(0, 1)
         return
     low, high = float(values.min()), float(values.max())
-    scale = "log" if 0 < _LOG_FROM * low < high else "linear"
+    scale = "log" if may_be_log and 0 < _LOG_FROM * low < high else "linear"
     if axes.get_yscale() != scale:
         axes.set_yscale(scale)
         axes.yaxis.set_minor_locator(NullLocator())
+        if scale == "linear":
+            axes.yaxis.set_major_formatter(_plain)
     if scale == "log":
         axes.set_ylim(low / 1.5, high * 1.5)
     elif 0 <= low < 0.4 * high:  # a loss is read against zero
@@ -179,17 +161,23 @@ def _set_limits(axes: Any, curves: list[Curve], last_step: int) -> None:
         axes.set_ylim(low - margin, high + margin)
 
 
-def _style(axes: Any) -> None:
+def _style(axes: Any, is_wide: bool, is_last: bool) -> None:
     axes.grid(True, axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
-    axes.locator_params(axis="x", integer=True, nbins=6)
+    axes.locator_params(axis="x", integer=True, nbins=8 if is_wide else 5)
     axes.locator_params(axis="y", nbins=5)
+    axes.yaxis.set_major_formatter(_plain)
     axes.tick_params(colors=_FAINT, labelsize=8, length=0, axis="y")
     axes.tick_params(colors=_FAINT, labelsize=8, length=3, axis="x")
-    axes.set_xlabel("optimizer step", fontsize=8, color=_FAINT, labelpad=2)
+    if is_last:
+        axes.set_xlabel("optimizer step", fontsize=8, color=_FAINT, labelpad=2)
+
+
+def _plain(value: float, position: int) -> str:
+    return f"{value:.4g}"
 
 
 def _label_ends(axes: Any, curves: list[Curve], num_hidden: int) -> None:
@@ -204,7 +192,7 @@ def _label_ends(axes: Any, curves: list[Curve], num_hidden: int) -> None:
     floor = 0.0
     for height, item, color in sorted(anchors, key=lambda anchor: anchor[0]):
         floor = max(height, floor)
-        name = item.name if len(item.name) <= 12 else item.name[:11] + "…"
+        name = item.name if len(item.name) <= 11 else item.name[:10] + "…"
         text = f"{name}\n{words.precise(item.last)}"
         alarm = color if np.isfinite(item.last) else _ALARM
         axes.annotate(

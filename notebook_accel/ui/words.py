@@ -5,28 +5,50 @@ from __future__ import annotations
 import math
 
 from notebook_accel.events.history import History, Rates
+from notebook_accel.events.model import Task
+from notebook_accel.ui.series import is_loss, is_rate
 
 SEPARATOR = " · "
 
 
 def status(history: History, rates: Rates) -> str:
     """The line of a running run: pass, batch, step, loss, pace, time left in this pass."""
-    parts = []
-    newest, pace = rates.newest, rates.pace()
-    if newest is not None:
-        parts.append(f"epoch {newest.epoch}")
-        batches = "" if newest.num_batches is None else f"/{newest.num_batches:,}"
-        parts.append(f"batch {newest.batch:,}{batches}")
-        parts.append(f"step {rates.step:,}")
-    if "loss" in history:
-        parts.append(f"loss {number(history.last('loss'))}")
-    if pace.samples_per_s:
-        parts.append(f"{rate(pace.samples_per_s)} samples/s")
-    elif pace.steps_per_s:
-        parts.append(f"{rate(pace.steps_per_s)} steps/s")
-    if pace.pass_left_s is not None and pace.pass_left_s >= 1:
-        parts.append(f"epoch ends in {duration(round(pace.pass_left_s))}")
-    return SEPARATOR.join(parts) or "waiting for the first step"
+    parts = [where(rates), *(f"{name} {value}" for name, value in numbers(history)), *pace(rates)]
+    return SEPARATOR.join(part for part in parts if part) or "waiting for the first step"
+
+
+def where(rates: Rates) -> str:
+    """How far the run is: pass, batch, step."""
+    newest = rates.newest
+    if newest is None:
+        return ""
+    batches = "" if newest.num_batches is None else f"/{newest.num_batches:,}"
+    parts = (f"epoch {newest.epoch}", f"batch {newest.batch:,}{batches}", f"step {rates.step:,}")
+    return SEPARATOR.join(parts)
+
+
+def numbers(history: History) -> list[tuple[str, str]]:
+    """The newest loss and learning rate, by their names."""
+    found = [("loss", number(history.last("loss")))] if "loss" in history else []
+    return [*found, *([("lr", brief(history.last("lr")))] if "lr" in history else [])]
+
+
+def latest(history: History, name: str) -> str:
+    """The newest value of a series."""
+    value = history.last(name)
+    return brief(value) if is_rate(name) else precise(value)
+
+
+def pace(rates: Rates) -> list[str]:
+    """How fast the run goes, and when this pass will end."""
+    parts, now = [], rates.pace()
+    if now.samples_per_s:
+        parts.append(f"{rate(now.samples_per_s)} samples/s")
+    elif now.steps_per_s:
+        parts.append(f"{rate(now.steps_per_s)} steps/s")
+    if now.pass_left_s is not None and now.pass_left_s >= 1:
+        parts.append(f"epoch ends in {duration(round(now.pass_left_s))}")
+    return parts
 
 
 def summary(rates: Rates, seconds: float, ending: str = "") -> str:
@@ -40,9 +62,16 @@ def summary(rates: Rates, seconds: float, ending: str = "") -> str:
     return SEPARATOR.join(parts) or f"done in {duration(seconds)}"
 
 
-def is_loss(name: str) -> bool:
-    """True for a series of which less is better."""
-    return any(word in name.lower() for word in ("loss", "error", "perplexity"))
+def task(one: Task) -> str:
+    """How far something long is: "saving checkpoint 3 of 10 files"."""
+    where = "" if one.rank < 0 else f" (rank {one.rank})"
+    if one.total is None:
+        done = f" {number(one.done)} {one.unit}".rstrip() if one.done else ""
+        return f"{one.name}{done}{where}"
+    if one.unit == "bytes":
+        return f"{one.name} {size(int(one.done))} of {size(int(one.total))}{where}"
+    unit = f" {one.unit}" if one.unit else ""
+    return f"{one.name} {one.done:,.10g} of {one.total:,.10g}{unit}{where}"
 
 
 def facts(history: History) -> str:
@@ -52,6 +81,8 @@ def facts(history: History) -> str:
 
 def _fact(history: History, name: str) -> str:
     values, steps = history[name], history.steps(name)
+    if is_rate(name):
+        return f"{name} " + " -> ".join(dict.fromkeys((brief(values[0]), brief(values[-1]))))
     if len(values) == 1:
         return f"{name} {precise(values[0])} at step {steps[0]}"
     text = f"{name} {precise(values[0])} -> {precise(values[-1])} over {_span(steps)}"
@@ -92,6 +123,21 @@ def number(value: float) -> str:
     if size >= 100:
         return f"{value:.0f}"
     return f"{value:.3f}" if size >= 0.01 else f"{value:.2g}"
+
+
+def brief(value: float) -> str:
+    """A setting as a person would type it: 0.001, 3e-05."""
+    return f"{value:.3g}"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in the unit that fits: 412 MB, 3.1 GB."""
+    if num_bytes < 1000:
+        return f"{num_bytes} B"
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    unit, one = next((unit, one) for unit, one in units if num_bytes >= one)
+    value = num_bytes / one
+    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
 
 
 def rate(value: float) -> str:

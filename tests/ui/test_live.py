@@ -17,7 +17,9 @@ from notebook_accel.events.model import (
     Returned,
 )
 from notebook_accel.ui.live import LiveView, live_view, show
-from notebook_accel.ui.screens import CellScreen, Pace, TextScreen
+from notebook_accel.ui.pace import Pace
+from notebook_accel.ui.panel import Panel
+from notebook_accel.ui.screens import CellScreen, TextScreen
 
 
 class Feed:
@@ -47,9 +49,7 @@ def steps(*numbers):
 
 def text_view(stream, rewrites):
     def make(history, title, num_ranks):
-        view = LiveView(history, title, num_ranks)
-        view._screen = TextScreen(title, stream, rewrites)
-        return view
+        return LiveView(Panel(history, title, num_ranks), TextScreen(stream, rewrites))
 
     return make
 

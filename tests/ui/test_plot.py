@@ -12,6 +12,7 @@ from PIL import Image
 from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics
 from notebook_accel.ui import plot
+from notebook_accel.ui.curves import Curves
 
 
 def history_of(**series):
@@ -68,39 +69,56 @@ def test_odd_curves_are_drawn_without_complaint(values, recwarn):
 def test_reducing_a_long_series_keeps_every_spike_and_every_mark():
     values = [1.0] * 100_000
     values[54_321], values[77_777] = 50.0, math.nan
-    reduced = plot.curve(history_of(loss=values), "loss", 240)
-    assert len(reduced.steps) == 240
+    reduced = Curves(history_of(loss=values))["loss"]
+    assert 250 < len(reduced.steps) <= 513
     assert reduced.highs.max() == 50.0
     assert reduced.lows.min() == 1.0
     (broken,) = reduced.broken
-    assert abs(broken - 77_778) < 100_000 / 240
+    assert abs(broken - 77_778) < 100_000 / 250
+    narrow = reduced.narrowed(100)
+    assert len(narrow.steps) <= 100
+    assert (narrow.highs.max(), narrow.lows.min(), *narrow.broken) == (50.0, 1.0, broken)
 
 
 def test_a_short_series_is_drawn_as_it_is():
-    reduced = plot.curve(history_of(loss=[3.0, 1.0, 2.0]), "loss", 240)
+    reduced = Curves(history_of(loss=[3.0, 1.0, 2.0]))["loss"]
     assert reduced.steps.tolist() == [1, 2, 3]
     assert reduced.means.tolist() == [3.0, 1.0, 2.0]
 
 
 def test_a_card_drawn_again_is_the_same_as_a_new_one():
     history, card = history_of(loss=[2.0]), plot.Card("run")
-    card.png(history)
+    curves = Curves(history)
+    card.png(curves)
     history.handle(Metrics(0, [("loss", 2, 1.0), ("loss", 3, math.nan), ("loss", 4, 0.2)]))
-    assert card.png(history) == plot.png(history, "run")
+    assert card.png(curves) == plot.png(history, "run")
     history.handle(Metrics(0, [("accuracy", 4, 0.9), ("loss", 5, 1e9), ("loss", 6, 1e-9)]))
-    card.png(history, 2.0)
-    assert card.png(history) == plot.png(history, "run")
+    card.png(curves, 2.0)
+    assert card.png(curves) == plot.png(history, "run")
 
 
-def test_a_run_with_many_curves_says_how_many_it_left_out():
-    few = history_of(**{f"metric {n}": [float(n)] * 3 for n in range(4)})
-    many = history_of(**{f"metric {n}": [float(n % 4)] * 3 for n in range(9)})
-    assert plot.png(few, "run") != plot.png(many, "run")
-    drawn = plot.Card("run")
-    drawn.png(many)
-    texts = [text.get_text() for text in drawn._panels[0].texts]
+def test_train_and_validation_share_a_panel_and_the_first_of_three_is_wide():
+    card = plot.Card("run")
+    card.png(Curves(history_of(loss=[1.0, 2.0], val_loss=[2.0, 2.0], accuracy=[0.1, 0.2])))
+    assert [axes.get_title("left") for axes in card._panels] == ["loss", "accuracy"]
+    card.png(Curves(history_of(loss=[1.0, 2.0], accuracy=[0.1, 0.2], lr=[1.0, 0.5])))
+    widths = [axes.get_position().width for axes in card._panels]
+    assert widths[0] > 1.9 * max(widths[1:])
+
+
+def test_a_run_with_many_curves_names_what_it_left_out():
+    card = plot.Card("run")
+    card.png(Curves(history_of(**{f"metric {n}": [float(n)] * 3 for n in range(6)})))
+    assert len(card._panels) == plot.MAX_PANELS
+    assert card._title_text.get_text() == "run   (without metric 4, metric 5)"
+    several = history_of(
+        **{"loss": [1.0] * 3, **{f"loss/{n}": [float(n)] * 3 for n in range(2, 9)}}
+    )
+    card = plot.Card("run")
+    card.png(Curves(several))
+    texts = [text.get_text() for text in card._panels[0].texts]
     assert len(texts) == 5
-    assert texts[-1] == "+5 more"
+    assert texts[-1] == "+4 more"
 
 
 def test_drawing_leaves_pyplot_alone():

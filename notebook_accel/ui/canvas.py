@@ -1,0 +1,158 @@
+"""The panel as a widget: a small canvas in the page, whose whole content is two values.
+
+``state`` holds the words, ``points`` all curves as float32, both complete each time: a page that is
+reloaded in the middle, or opened twice, shows the same. anywidget is asked for only here, and what
+can do without it does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from notebook_accel.ui import words
+from notebook_accel.ui.curves import Curve
+from notebook_accel.ui.pace import Pace
+from notebook_accel.ui.panel import Panel
+from notebook_accel.ui.series import drawable, groups, split
+
+MAX_SERIES = 16
+MAX_COLUMNS = 1200  # of all series together
+_FRONT = Path(__file__).parent / "front"
+# A page that was reloaded asks for the models of its outputs: the newest ones can still answer.
+_kept: deque[Canvas] = deque(maxlen=8)
+
+
+def is_installed() -> bool:
+    """Whether this environment has what a canvas needs."""
+    return importlib.util.find_spec("anywidget") is not None
+
+
+class Canvas:
+    """One panel in the page. ``hear`` is called with what a button of it asks for, in any thread.
+
+    ``is_there`` turns true when the page says that it has made its side of it.
+    """
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        self.is_there = False
+        self._hear = hear
+        self._tails_pace = Pace(1.0)
+        self._tails_version = 0
+        self._widget = _widget_class()()
+        self._widget.on_msg(self._told)
+        if len(_kept) == _kept.maxlen:
+            _kept[0].close()
+        _kept.append(self)
+
+    def show(self, panel: Panel) -> None:
+        """Send the panel as it is now."""
+        state, points = snapshot(panel)
+        with self._widget.hold_sync():
+            self._widget.points = points
+            self._widget.state = state
+            if panel.over:
+                self._send_tails(panel)
+            else:
+                self._tails_pace.run(lambda: self._send_tails(panel))
+
+    def bundle(self, line: str) -> dict[str, Any]:
+        """What to display for it to appear."""
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
+        return {"application/vnd.jupyter.widget-view+json": view, "text/plain": line}
+
+    def close(self) -> None:
+        """Take it from the page."""
+        self._widget.close()
+
+    def _send_tails(self, panel: Panel) -> None:
+        if panel.tails.version != self._tails_version:
+            self._tails_version = panel.tails.version
+            self._widget.tails = {str(rank): text for rank, text in panel.tails.texts().items()}
+
+    def _told(self, widget: Any, content: Any, buffers: Any) -> None:
+        what = content.get("ask") if isinstance(content, dict) else None
+        if what == "hello":
+            self.is_there = True
+        elif isinstance(what, str):
+            self._hear(what)
+
+
+def snapshot(panel: Panel) -> tuple[dict[str, Any], bytes]:
+    """The panel as the page wants it: words, and the numbers of all curves in one piece."""
+    names = [name for group in groups(drawable(panel.history)) for name in group.names]
+    curves = _drawn([panel.curves[name] for name in names])
+    marks = panel.timeline.with_newest()
+    controls = panel.controls
+    state = {
+        "title": panel.title,
+        "over": panel.over,
+        "where": words.where(panel.rates),
+        "fraction": None if panel.over else panel.fraction,
+        "meters": [] if panel.over else _meters(panel),
+        "alarms": list(panel.alarms.texts),
+        "tasks": panel.tasks(),
+        "hint": panel.hint,
+        "buttons": controls is not None and not controls.is_blocking and not panel.over,
+        "stopping": panel.stop_asked,
+        "rows": [vars(row) for row in panel.ranks.rows()],
+        "series": [_described(curve) for curve in curves],
+        "marks": len(marks),
+        "facts": words.facts(panel.history) if panel.over else "",
+    }
+    parts = [part for curve in curves for part in _numbers(curve)]
+    parts += list(np.array(marks, dtype=np.float64).reshape(-1, 3).T)
+    return state, np.concatenate(parts).astype(np.float32).tobytes()
+
+
+def _drawn(curves: list[Curve]) -> list[Curve]:
+    shown = curves[:MAX_SERIES]
+    return [curve.narrowed(MAX_COLUMNS // max(1, len(shown))) for curve in shown]
+
+
+def _described(curve: Curve) -> dict[str, Any]:
+    return {
+        "name": curve.name,
+        "metric": split(curve.name)[0],
+        "size": len(curve.steps),
+        "exact": curve.is_exact,
+        "said": words.precise(curve.last),
+        "last": curve.last if np.isfinite(curve.last) else None,
+        "broken": curve.broken[:50].tolist(),
+    }
+
+
+def _numbers(curve: Curve) -> list[Any]:
+    band = [] if curve.is_exact else [curve.lows, curve.highs]
+    return [curve.steps, curve.means, *band]
+
+
+def _meters(panel: Panel) -> list[tuple[str, str]]:
+    """The small numbers under the bar: where, how fast, and the newest value of every series."""
+    where = [("", part) for part in words.where(panel.rates).split(words.SEPARATOR) if part]
+    names = [name for group in groups(panel.history) for name in group.names]
+    values = [(name, words.latest(panel.history, name)) for name in names[:MAX_SERIES]]
+    return [*where, *values, *(("", part) for part in words.pace(panel.rates))]
+
+
+@lru_cache(maxsize=1)
+def _widget_class() -> Any:
+    """The widget's class, made when the first one is: its libraries take their time."""
+    base = importlib.import_module("anywidget").AnyWidget
+    traits = importlib.import_module("traitlets")
+    text = {name: (_FRONT / name).read_text("utf-8") for name in ("chart.js", "panel.js")}
+    members = {
+        "_esm": text["chart.js"] + text["panel.js"],
+        "_css": (_FRONT / "panel.css").read_text("utf-8"),
+        "state": traits.Dict().tag(sync=True),
+        "points": traits.Bytes().tag(sync=True),
+        "tails": traits.Dict().tag(sync=True),
+    }
+    return type("LivePanel", (base,), members)
