@@ -25,6 +25,7 @@ VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
 # Who may touch the environment: it is no bus for settings between our own parts.
 ENVIRONMENT_READERS = {
     "cli/env.py",  # prints it
+    "cli/launch.py",  # hands it on to a script
     "config/dynamo.py",  # how models are compiled, by Accelerate's names
     "config/environment.py",  # reads and lends variables for scripts that ask for it
     "config/guards.py",  # NOTEBOOK_ACCEL_GUARDS
@@ -44,7 +45,10 @@ ENVIRONMENT_READERS = {
     "launch/launcher.py",  # what device listing sees
     "launch/machines.py",  # GLOO_SOCKET_IFNAME and the like, if the person set them
     "launch/run.py",  # OMP_NUM_THREADS
+    "launch/scripts/elastic.py",  # LOGLEVEL, as torch reads it
+    "launch/scripts/tie.py",  # which restart this is
     "launch/start.py",  # hands the environment on
+    "launch/store.py",  # GLOO_SOCKET_IFNAME, if the person set it
     "launch/worker.py",  # gives a worker its own
     "ui/place.py",  # which host this is
 }

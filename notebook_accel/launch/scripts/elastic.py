@@ -1,0 +1,62 @@
+"""Torch's elastic agent, told what to start and asked to speak plainly: run by ``python -m``.
+
+    python -m notebook_accel.launch.scripts.elastic [torchrun's options] -- program [its words]
+
+Rendezvous, restarts and the watch over the ranks are torch's. Ours is the end: the exit code of
+the rank that failed first instead of 1, a line instead of a page, and ranks that do not outlive
+an agent that was killed (``tie``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PROG = "notebook-accel launch"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the agent on this machine until its ranks have ended; give the exit code."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+    from notebook_accel.launch.scripts.ending import exit_code
+
+    cut = list(argv).index("--")
+    tie = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tie.py")), str(os.getpid())]
+    words = [*argv[:cut], "--no-python", *tie, *argv[cut + 1 :]]
+    options = torchrun.parse_args(words)  # type: ignore[no-untyped-call]
+    if "LOGLEVEL" not in os.environ:  # what it logs of a failing rank is said below
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel("CRITICAL")
+    try:
+        torchrun.run(options)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        rank, first = error.get_first_failure()
+        code = int(first.exitcode)
+        how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        tries = f" after {options.max_restarts} restarts" if options.max_restarts else ""
+        print(f"{PROG}: rank {rank} failed{tries}, {how}", file=sys.stderr)
+        return exit_code(code)
+    except SignalException as ended:
+        print(f"{PROG}: ended by {ended.sigval.name}", file=sys.stderr, flush=True)
+        signal.signal(ended.sigval, signal.SIG_DFL)
+        os.kill(os.getpid(), ended.sigval)
+    except RendezvousError as error:
+        print(f"{PROG}: the machines did not find each other: {error}", file=sys.stderr)
+        print(
+            "  do:  start the same command on every machine, and look whether "
+            f"{options.rdzv_endpoint or options.master_addr} can be reached from here",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

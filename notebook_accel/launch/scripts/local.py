@@ -1,0 +1,119 @@
+"""What the ranks on this machine compute on. Pure: the devices were looked up before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from notebook_accel.config.resolve import RunConfig
+from notebook_accel.errors import ConfigError
+from notebook_accel.launch.devices import Device
+
+_ORDER = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Local:
+    """The ranks of this machine: how many, on what, and which variables make it so."""
+
+    num_ranks: int
+    kind: str
+    words: str
+    env: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def local(
+    config: RunConfig, devices: Sequence[Device], env: Mapping[str, str], wanted: int | None
+) -> Local:
+    """Place the ranks of this machine; ``wanted`` is how many were asked for, if somebody did.
+
+    Errors: ConfigError for GPUs that are not there, or too few of them.
+    """
+    device: Any = config["device"]
+    listed = [device] if isinstance(device, int) else device
+    gpus = [one for one in devices if one.kind == "cuda"]
+    notes = []
+    visible = {}
+    if device == "cpu":
+        chosen: list[Device] = []
+    elif isinstance(listed, (list, tuple)) and gpus:
+        chosen = _picked(listed, gpus)
+        visible[_ORDER] = ",".join(_entry(index, env) for index in listed)
+    elif device in ("mps", "auto", "auto-or-cpu", None) and not gpus:
+        chosen = [one for one in devices if one.kind == "mps"] if (wanted or 1) == 1 else []
+        if device == "mps" and not chosen:
+            raise _no_mps(wanted)
+    else:
+        chosen = gpus
+    if device not in ("cpu", "mps", "auto", "auto-or-cpu", None) and not gpus:
+        notes.append("no GPU here: the ranks run on the CPU (--cpu asks for that)")
+        visible["ACCELERATE_USE_CPU"] = "true"
+        wanted = wanted or (len(listed) if isinstance(listed, (list, tuple)) else None)
+    num_ranks = wanted or len(chosen) or 1
+    if chosen and num_ranks > len(chosen):
+        if device != "auto-or-cpu":
+            raise _too_many(num_ranks, chosen, len(gpus))
+        notes.append(f"{len(chosen)} GPUs for {num_ranks} ranks: they run on the CPU")
+        visible["ACCELERATE_USE_CPU"] = "true"
+        chosen = []
+    used = chosen[:num_ranks]
+    return Local(
+        num_ranks,
+        used[0].kind if used else "cpu",
+        _words(used, num_ranks),
+        visible,
+        tuple(notes),
+    )
+
+
+def _picked(numbers: Sequence[int], gpus: Sequence[Device]) -> list[Device]:
+    by_number = {one.index: one for one in gpus}
+    bad = [number for number in numbers if number not in by_number]
+    twice = [number for number, count in Counter(numbers).items() if count > 1]
+    if bad or twice:
+        there = ", ".join(f"{number} ({one.name})" for number, one in by_number.items())
+        raise ConfigError(
+            f"--gpu_ids {','.join(map(str, numbers))}: "
+            + (f"there is no GPU {bad[0]}" if bad else f"GPU {twice[0]} is named twice"),
+            f"the GPUs here are {there}; numbers count what {_ORDER} leaves",
+            f"write --gpu_ids {','.join(map(str, by_number))}, or fewer of them",
+        )
+    return [by_number[number] for number in numbers]
+
+
+def _entry(number: int, env: Mapping[str, str]) -> str:
+    """Give what stands for a GPU in CUDA_VISIBLE_DEVICES: as it was named there before, if so."""
+    entries = [entry.strip() for entry in env.get(_ORDER, "").split(",") if entry.strip()]
+    return entries[number] if number < len(entries) else str(number)
+
+
+def _too_many(num_ranks: int, chosen: Sequence[Device], num_gpus: int) -> ConfigError:
+    noun = {"cuda": "GPU", "mps": "MPS device"}.get(chosen[0].kind, "device")
+    here = f"{len(chosen)} {noun}{'s' if len(chosen) > 1 else ''}"
+    more = f" of the {num_gpus} here" if len(chosen) < num_gpus else ""
+    return ConfigError(
+        f"{num_ranks} processes on this machine, but {here}{more} for them",
+        "each rank needs a device of its own",
+        f"write --num_processes {len(chosen)}"
+        + (", or name more GPUs in --gpu_ids" if more else "")
+        + "; or --cpu to train on the CPU",
+    )
+
+
+def _no_mps(wanted: int | None) -> ConfigError:
+    return ConfigError(
+        f"--device mps with {wanted or 1} processes cannot be here",
+        "MPS exists on Macs with Apple silicon, and one process uses it",
+        "leave --device out, or write --cpu",
+    )
+
+
+def _words(used: Sequence[Device], num_ranks: int) -> str:
+    """Say it as a person would: "2 x Tesla T4", "1 CPU process"."""
+    if not used:
+        return f"{num_ranks} CPU process{'es' if num_ranks > 1 else ''}"
+    names = Counter(one.name for one in used)
+    return " + ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())

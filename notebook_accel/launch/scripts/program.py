@@ -1,0 +1,70 @@
+"""What a person wants to run: a script, a module or any program, with words of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from notebook_accel.errors import ConfigError
+
+HOW = ("script", "module", "program")
+
+
+@dataclass(frozen=True)
+class Program:
+    """``name`` and its ``arguments``; ``how`` it is run is one of ``HOW``."""
+
+    how: str
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    def words(self, unbuffered: bool = False) -> tuple[str, ...]:
+        """Give the whole command line, to be run in this process's directory.
+
+        ``unbuffered``: Python writes what it prints at once.
+        """
+        if self.how == "program":
+            return (shutil.which(self.name) or self.name, *self.arguments)
+        python = (sys.executable, *(["-u"] if unbuffered else []))
+        how = ["-m"] if self.how == "module" else []
+        return (*python, *how, self.name, *self.arguments)
+
+
+def program(words: Sequence[str], is_module: bool, is_no_python: bool) -> Program:
+    """Make a program of the words on the command line, the first of which is its name.
+
+    Errors: ConfigError when there is none, or no such file or program.
+    """
+    if is_module and is_no_python:
+        raise ConfigError(
+            "-m and --no_python are both given",
+            "a module is run by Python, and --no_python says that Python runs nothing",
+            "leave one of them out",
+        )
+    if not words:
+        raise ConfigError(
+            "no script to launch",
+            "the first word that is no option names it, and all after it is the script's own",
+            "write notebook-accel launch [options] script.py [its arguments]",
+        )
+    name, *arguments = words
+    if is_module:
+        return Program("module", name, tuple(arguments))
+    if is_no_python:
+        if shutil.which(name) is None:
+            raise ConfigError(
+                f"there is no program {name!r}",
+                "--no_python runs it as it is, and nothing on PATH that can be run has that name",
+                "give its path, or leave --no_python out for a Python script",
+            )
+        return Program("program", name, tuple(arguments))
+    if not os.path.exists(name):
+        raise ConfigError(
+            f"there is no script {name!r}",
+            f"it is looked for from {os.getcwd()}",
+            "give the path of a file; a module is launched by -m, another program by --no_python",
+        )
+    return Program("script", name, tuple(arguments))

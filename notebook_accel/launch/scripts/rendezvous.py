@@ -1,0 +1,216 @@
+"""How machines meet: Accelerate's options and torchrun's, as the words that torch's agent takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from notebook_accel.config.placement import DEFAULT_PORT
+from notebook_accel.config.resolve import RunConfig
+from notebook_accel.errors import ConfigError
+from notebook_accel.launch.addresses import is_loopback
+from notebook_accel.launch.devices import Device
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """Torchrun's options that are no settings; ``others`` are passed on as they are.
+
+    ``least`` is how many machines are enough to go on, 0 for all; ``per_machine`` is how many
+    ranks each runs, a number or a word for it.
+    """
+
+    least: int = 0
+    per_machine: str = ""
+    is_standalone: bool = False
+    local_addr: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The agent's options; ``machines`` says which machines meet, in words."""
+
+    words: tuple[str, ...]
+    machines: str
+    is_one_machine: bool
+    notes: tuple[str, ...] = ()
+
+
+def is_wanted(config: RunConfig, torchrun: Torchrun) -> bool:
+    """Tell whether anything needs torch's agent: machines, restarts, a rendezvous, log files."""
+    return (
+        config["num_nodes"] > 1
+        or torchrun.is_standalone
+        or bool(torchrun.others)
+        or config["max_restarts"] > 0
+        or config["rdzv_backend"] != "static"
+        or bool(config["rdzv_endpoint"] or config["tee"] or config["log_dir"])
+    )
+
+
+def local_count(config: RunConfig, torchrun: Torchrun, devices: Sequence[Device]) -> int | None:
+    """Give how many ranks this machine was asked to run; None where nobody said.
+
+    Errors: ConfigError where counts contradict each other or do not divide.
+    """
+    most = config["num_nodes"]
+    if not torchrun.per_machine:
+        total = config["num_processes"]
+        if total is None or total % most == 0:
+            return None if total is None else int(total // most)
+        raise ConfigError(
+            f"--num_processes {total} on {most} machines",
+            "it counts the ranks on all machines, and each machine runs as many as the others",
+            f"write --num_processes {-(-total // most) * most}",
+        )
+    word = torchrun.per_machine
+    if config.origin("num_processes").kind in ("argument", "option"):
+        raise ConfigError(
+            f"--nproc_per_node {word} and --num_processes {config['num_processes']} are both given",
+            "the first counts the ranks of each machine, the second those of all machines",
+            "leave one of them out",
+        )
+    if word in ("auto", "gpu"):
+        num_gpus = sum(1 for one in devices if one.kind == "cuda")
+        return num_gpus or None
+    if word == "cpu":
+        return None
+    if not word.isdigit() or int(word) < 1:
+        raise ConfigError(
+            f"--nproc_per_node {word} is no count",
+            "it is how many ranks each machine runs: a number, auto, gpu or cpu",
+            "write --nproc_per_node 2, for example",
+        )
+    return int(word)
+
+
+def meeting(
+    config: RunConfig,
+    torchrun: Torchrun,
+    num_local: int,
+    address: str = "",
+    busy_ports: Collection[int] = (),
+) -> Meeting:
+    """Write the agent's options; ``address`` is this machine's, as the first one sees it.
+
+    Errors: ConfigError where the first machine's address is missing, or its port is in use.
+    """
+    most = config["num_nodes"]
+    least = torchrun.least or most
+    words = _common(config, torchrun, num_local)
+    backend, endpoint = config["rdzv_backend"], config["rdzv_endpoint"]
+    if torchrun.is_standalone or (most == 1 and backend == "static" and not endpoint):
+        return _on_one(words, config["use_port"], busy_ports)
+    if backend == "static" and (least != most or (endpoint and not _says_rank(config))):
+        backend = "c10d"  # numbers given beforehand do not fit machines that come and go
+    host, port = _first_machine(config, endpoint, most)
+    is_first = config["node_rank"] == 0 if _says_rank(config) else address == host
+    if port in busy_ports and is_first and backend in ("static", "c10d"):
+        raise ConfigError(
+            f"port {port} of this machine, where the others are to meet it, is in use",
+            "another program listens there; it is not changed by itself, for all machines know it",
+            "write --main_process_port with a free port, the same on every machine",
+        )
+    words += ["--rdzv-backend", backend, "--rdzv-id", config["rdzv_id"]]
+    local_addr = torchrun.local_addr or address
+    words += ["--local-addr", local_addr] if local_addr else []
+    if backend == "static":
+        words += ["--node-rank", str(config["node_rank"]), "--master-addr", host]
+        words += ["--master-port", str(port)]
+    else:
+        words += ["--rdzv-endpoint", endpoint or f"{host}:{port}"]
+    conf = config["rdzv_conf"]
+    if backend == "c10d" and address == host and "is_host" not in conf and not is_loopback(host):
+        conf = ",".join(filter(None, [conf, "is_host=1"]))  # torch knows itself by name only
+    words += ["--rdzv-conf", conf] if conf else []
+    machines = f"{least} to {most} machines" if least != most else f"each of {most} machines"
+    if backend == "static":
+        machines = f"machine {config['node_rank']} of {most}"
+    return Meeting(tuple(words), machines, False)
+
+
+def _common(config: RunConfig, torchrun: Torchrun, num_local: int) -> list[str]:
+    most = config["num_nodes"]
+    least = torchrun.least or most
+    words = [
+        *("--nnodes", f"{least}:{most}" if least != most else str(most)),
+        *("--nproc-per-node", str(num_local)),
+        *("--max-restarts", str(config["max_restarts"])),
+        *("--monitor-interval", str(config["monitor_interval"])),
+        *("--role", config["role"]),
+    ]
+    for option, name in (("--tee", "tee"), ("--log-dir", "log_dir")):
+        words += [option, config[name]] if config[name] else []
+    return [*words, *torchrun.others]
+
+
+def _on_one(words: list[str], port: int | None, busy_ports: Collection[int]) -> Meeting:
+    if port and port not in busy_ports:
+        words = [*words, "--rdzv-backend", "static", "--master-port", str(port)]
+    else:
+        words = [*words, "--standalone"]
+    return Meeting(tuple(words), "this machine", True, chosen_anew(port, busy_ports))
+
+
+def chosen_anew(port: int | None, busy_ports: Collection[int]) -> tuple[str, ...]:
+    """Say that a port in use was not taken, if it was one."""
+    return (f"port {port} is in use: a free one was chosen",) if port in busy_ports else ()
+
+
+def wanted_port(config: RunConfig) -> int:
+    """Give the port at which the first machine is to be met: what has to be free there."""
+    _, colon, port = config["rdzv_endpoint"].rpartition(":")
+    if colon and port.isdigit():
+        return int(port)
+    return int(config["use_port"] or DEFAULT_PORT)
+
+
+def machines_of(nnodes: str) -> tuple[int, int]:
+    """Read torchrun's count of machines: "2", or "1:4" for the least and the most.
+
+    Errors: ConfigError for anything else.
+    """
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", nnodes)
+    least = int(found[1]) if found else 0
+    most = int(found[2] or found[1]) if found else 0
+    if not 0 < least <= most:
+        raise ConfigError(
+            f"--nnodes {nnodes} is no count of machines",
+            "it is a number, or the least and the most that may take part",
+            "write --nnodes 2 or --nnodes 1:4",
+        )
+    return least, most
+
+
+def _says_rank(config: RunConfig) -> bool:
+    return config.origin("node_rank").kind != "default"
+
+
+def _first_machine(config: RunConfig, endpoint: str, most: int) -> tuple[str, int]:
+    """Give host and port at which the machines meet: the fixed default if no port was given."""
+    if endpoint:
+        host, colon, port = endpoint.rpartition(":")
+        if not colon:
+            return endpoint, DEFAULT_PORT
+        return host, int(port) if port.isdigit() else DEFAULT_PORT
+    host = config["master_addr"]
+    if host is None:
+        raise ConfigError(
+            f"--num_machines {most} without an address of the first machine",
+            "the machines find each other at the first one, whose address all must know",
+            "write --main_process_ip ADDRESS, the same on every machine",
+        )
+    if config["use_port"] == 0:
+        raise ConfigError(
+            f"--main_process_port 0 on {most} machines",
+            "a free port chosen on one machine is not known on the others",
+            f"write a port that is free on {host}, or leave it out for {DEFAULT_PORT}",
+        )
+    return host, config["use_port"] or DEFAULT_PORT
+
+
+def first_host(config: RunConfig) -> str:
+    """Give the address that the machines are to meet at; "" where nobody said."""
+    return str(config["rdzv_endpoint"].rpartition(":")[0] or config["master_addr"] or "")

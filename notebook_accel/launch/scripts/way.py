@@ -1,0 +1,198 @@
+"""Who starts the processes of a script, with which words and environment.
+
+Pure: what is on this machine and in its environment was looked up before and is passed in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from notebook_accel.config.placement import Told, told_by
+from notebook_accel.config.resolve import RunConfig
+from notebook_accel.launch.devices import Device
+from notebook_accel.launch.scripts import outside, rendezvous
+from notebook_accel.launch.scripts.local import Local, local
+from notebook_accel.launch.scripts.program import Program
+
+ITSELF = "the script itself"
+SIDE_BY_SIDE = "processes side by side on this machine"
+AGENT = "torch's elastic agent"
+MPIRUN = "mpirun"
+DEEPSPEED = "deepspeed"
+TOLD = "one rank of those that the environment tells"
+
+_AGENT_MODULE = "notebook_accel.launch.scripts.elastic"
+_OF_TORCHRUN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+)
+
+
+@dataclass(frozen=True)
+class Here:
+    """What is known of this machine.
+
+    ``address`` is the one that leads to the first machine, ``interface`` what keeps the ranks'
+    connections on it; ``busy_ports`` are those wanted ones that another program listens on.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    devices: Sequence[Device] = ()
+    num_cores: int = 1
+    address: str = ""
+    interface: Mapping[str, str] = field(default_factory=dict)
+    busy_ports: Collection[int] = ()
+    has_open_mpi: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """Everything decided about a launch.
+
+    ``words`` become this process, or each of ``num_ranks`` children if ``who`` is SIDE_BY_SIDE;
+    ``env`` is set and ``without`` taken out of the environment. ``port`` is where the ranks of one
+    machine are to meet, None for any.
+    """
+
+    who: str
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    headline: str
+    without: tuple[str, ...] = ()
+    num_ranks: int = 1
+    port: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Give the environment that the program gets, made of this process's."""
+        kept = {name: value for name, value in env.items() if name not in self.without}
+        return {**kept, **self.env}
+
+
+def choose(program: Program, config: RunConfig, torchrun: rendezvous.Torchrun, here: Here) -> Way:
+    """Decide how ``program`` is started.
+
+    Errors: ConfigError for counts, devices, machines and addresses that cannot be.
+    """
+    told = told_by(here.env)
+    if told is not None and told.size > 1 and not _asks_for_processes(config, torchrun):
+        return _told(program, config, told, here)
+    wanted = rendezvous.local_count(config, torchrun, here.devices)
+    place = local(config, here.devices, here.env, wanted)
+    env, threads = _environment(config, place, here)
+    if config["deepspeed_hostfile"] or config["deepspeed_multinode_launcher"] not in (
+        None,
+        "standard",
+    ):
+        words = outside.deepspeed(program, config, env, place.num_ranks)
+        return Way(DEEPSPEED, words, {}, f"{DEEPSPEED}, {place.words} a machine", _OF_TORCHRUN)
+    if config["mpirun_hostfile"]:
+        words = outside.mpirun(program, config, env, here.has_open_mpi)
+        return Way(MPIRUN, words, {}, f"{MPIRUN}, {place.words} a machine", _OF_TORCHRUN)
+    if rendezvous.is_wanted(config, torchrun):
+        return _agent(program, config, torchrun, here, place, env, threads)
+    notes = (*place.notes, *_crowd(place, here))
+    if place.num_ranks == 1:
+        alone = {} if told is None or told.by == "torchrun" else _ALONE
+        return Way(
+            ITSELF, program.words(), {**env, **alone}, f"{place.words}, {threads}",
+            without=_OF_TORCHRUN if told is not None else (), notes=notes,
+        )  # fmt: skip
+    env = {**_on_loopback(here), **env, "PYTHONFAULTHANDLER": "1"}
+    port = config["use_port"]
+    return Way(
+        SIDE_BY_SIDE, program.words(unbuffered=True), env, f"{place.words}, {threads} each",
+        without=_OF_TORCHRUN, num_ranks=place.num_ranks,
+        port=None if port in here.busy_ports else port or None,
+        notes=(*notes, *rendezvous.chosen_anew(port, here.busy_ports)),
+    )  # fmt: skip
+
+
+# For a process that is alone although its environment tells it a place among others.
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """Give the variables by which a rank of one machine knows its place, under torchrun's names."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _asks_for_processes(config: RunConfig, torchrun: rendezvous.Torchrun) -> bool:
+    """Tell whether the command line itself says how many processes there shall be, or where."""
+    names = ("num_processes", "num_nodes", "node_rank")
+    return bool(torchrun.least or torchrun.per_machine or torchrun.is_standalone) or any(
+        config.origin(name).kind in ("argument", "option") for name in names
+    )
+
+
+def _told(program: Program, config: RunConfig, told: Told, here: Here) -> Way:
+    place = local(config, (), here.env, told.local_size) if config["device"] == "cpu" else None
+    env = {**config.environment(), **({} if place is None else place.env)}
+    if "OMP_NUM_THREADS" not in here.env:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, here.num_cores // told.local_size)))
+    return Way(TOLD, program.words(), env, f"rank {told.rank} of {told.size}, as {told.by} tells")
+
+
+def _environment(config: RunConfig, place: Local, here: Here) -> tuple[dict[str, str], str]:
+    """Give what the ranks' environment says of the run, and their threads in words."""
+    env = {**config.environment(), **place.env}
+    given = config["num_cpu_threads_per_process"]
+    num = given or max(1, here.num_cores // place.num_ranks)
+    if "OMP_NUM_THREADS" not in here.env:  # which may have a number for each level
+        env["OMP_NUM_THREADS"] = str(num)
+    elif config.origin("num_cpu_threads_per_process").kind == "environment":
+        env.pop("OMP_NUM_THREADS", None)
+    return env, f"{num} thread{'s' if num > 1 else ''}"
+
+
+def _crowd(place: Local, here: Here) -> tuple[str, ...]:
+    if place.kind != "cpu" or place.num_ranks <= here.num_cores:
+        return ()
+    cores = f"{here.num_cores} core{'s' if here.num_cores > 1 else ''}"
+    return (f"{place.num_ranks} ranks share {cores}: they take turns",)
+
+
+def _on_loopback(here: Here) -> dict[str, str]:
+    """Keep gloo's connections inside this machine, unless somebody said where they go."""
+    if "GLOO_SOCKET_IFNAME" in here.env:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+
+
+def _agent(
+    program: Program,
+    config: RunConfig,
+    torchrun: rendezvous.Torchrun,
+    here: Here,
+    place: Local,
+    env: Mapping[str, str],
+    threads: str,
+) -> Way:
+    meeting = rendezvous.meeting(config, torchrun, place.num_ranks, here.address, here.busy_ports)
+    inside = _on_loopback(here) if meeting.is_one_machine else here.interface
+    return Way(
+        AGENT,
+        (sys.executable, "-m", _AGENT_MODULE, *meeting.words, "--", *program.words(True)),
+        {
+            **{name: value for name, value in inside.items() if name not in here.env},
+            **env,
+            "PYTHONFAULTHANDLER": "1",
+            # a second store in the first rank, which a machine that joins late never finds
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },
+        f"{place.words} on {meeting.machines}, {threads} each",
+        without=_OF_TORCHRUN,
+        num_ranks=place.num_ranks,
+        notes=(*place.notes, *_crowd(place, here), *meeting.notes),
+    )
