@@ -17,6 +17,9 @@ ABOUT = "Train a PyTorch loop on everything you have, without leaving the notebo
 # What for -> name -> what it does. notebook_accel.cli.<name> (dashes as underscores) has
 # configure(parser) and run(options) -> exit code.
 GROUPS = {
+    "run": {
+        "launch": "run a script on one process, on several, or on several machines",
+    },
     "set up": {
         "config": "ask what to train on and keep the answers in a file",
     },
