@@ -73,9 +73,7 @@ def text_of(job: Job, record: Record, name: str = "train.py") -> str:
     if gathered.refused:
         raise _refusal(record.about.function, gathered.refused)
     text = _layout(gathered, f"{called}({', '.join(given)})", record, name)
-    compile(text, name, "exec")
-    missing = names_in(text) - (set(dir(builtins)) - _NOTEBOOK) - {"__name__", "__file__"}
-    assert not missing, f"the script lacks {missing}"
+    compile(text, name, "exec", dont_inherit=True)
     if not _SEEDS & {word for node in ast.walk(ast.parse(text)) for word in _words(node)}:
         print(
             f"note: {name} sets no seed, so its losses begin from other draws than the notebook's; "
@@ -134,7 +132,7 @@ class _Gathered:
                 self.need(name, source.scope[name], source.name)
             elif name in _NOTEBOOK and hasattr(builtins, name):
                 self.need(name, getattr(builtins, name), source.name)
-            elif not hasattr(builtins, name) and name != "__class__":
+            elif not hasattr(builtins, name) and not source.future_annotations:
                 self.refused.setdefault(name, f"not defined, used by {source.name}")
 
     def _constant(self, name: str, value: Any, user: str) -> None:
