@@ -18,10 +18,15 @@ ABOUT = "Train a PyTorch loop on everything you have, without leaving the notebo
 # configure(parser) and run(options) -> exit code.
 GROUPS = {
     "run": {
+        "join": "run this machine's part of a notebook that waits for other machines",
         "launch": "run a script on one process, on several, or on several machines",
     },
     "set up": {
         "config": "ask what to train on and keep the answers in a file",
+    },
+    "models": {
+        "estimate-memory": "tell what a model occupies, alone and while it trains",
+        "merge-weights": "write the weights of a checkpoint in pieces as one file",
     },
     "find out": {
         "doctor": "find what stands in the way of training on several processes here",

@@ -12,14 +12,7 @@ from notebook_accel.cli.env import device_lines
 from notebook_accel.cli.main import COMMANDS
 from notebook_accel.cli.parsing import Parser
 from notebook_accel.launch.devices import Device
-
-START = "import sys; from notebook_accel.cli.main import main; code = main(); "
-
-
-def typed(*words: str, then: str = "sys.exit(code)") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", START + then, *words], capture_output=True, text=True, timeout=60
-    )
+from tests.cli.typing_in import START, typed
 
 
 def test_the_version_is_the_package_version() -> None:

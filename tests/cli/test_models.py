@@ -1,0 +1,70 @@
+"""``estimate-memory`` and ``merge-weights`` as a person types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from notebook_accel.cli.estimate_memory import size
+from tests.cli.typing_in import typed
+
+MODEL = """
+from torch import nn
+def make():
+    return nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
+"""
+
+
+def test_estimate_memory_prints_a_table_of_80_columns_and_imports_no_torch_itself(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    words = ("estimate-memory", "net.py:make", "--input_shape", "10", "--batch_size", "8")
+    done = typed(*words, cwd=tmp_path, then="sys.exit(code or 3 * ('torch' in sys.modules))")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "Sequential: 325 parameters" in done.stdout
+    for row in ("float32", "int4", "one process", "ddp", "fsdp, full", "zero 3", "tensor"):
+        assert any(line.startswith(f"{row} ") for line in done.stdout.splitlines()), row
+
+
+def test_estimate_memory_as_json_gives_bytes(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    words = ("estimate-memory", "net.py:make", "--json", "--dtypes", "float32", "int4")
+    done = typed(*words, "--num_processes", "1", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["weights"]["float32"] == {"layer": 880, "total": 1300, "training": 5200}
+    assert list(found["weights"]) == ["float32", "int4"]
+    (row,) = found["training"]["1"]
+    assert (row["weights"], row["optimizer"], row["activations"]) == (1300, 2600, 0)
+    assert found["sizes"]["activations"] is None and "--input_shape" in found["sizes"]["why"]
+
+
+def test_a_name_that_is_no_model_is_a_message_and_exit_code_2() -> None:
+    done = typed("estimate-memory", "absent.py:make")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigError: there is no file absent.py\n  why: ")
+    done = typed("estimate-memory", "x:y", "--input_shape", "three")
+    assert "'three' is no shape: write for example 3,224,224" in done.stderr
+
+
+def test_merge_weights_takes_accelerates_arguments(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    save_file({"w": torch.ones(2)}, tmp_path / "saved/model.safetensors")
+    done = typed("merge-weights", "saved", "out", "--remove_checkpoint_dir", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "out: 1 tensors, 8 B\nremoved saved\n"
+    assert load_file(tmp_path / "out/model.safetensors")["w"].tolist() == [1, 1]
+    assert not (tmp_path / "saved").exists()
+    done = typed("merge-weights", "saved", "out", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("CheckpointError: there is no checkpoint folder saved\n")
+
+
+def test_sizes_are_written_in_three_digits() -> None:
+    assert [size(n) for n in (0, 999, 1024, 12_345_678, 417 * 2**20, 2**41)] == [
+        "0 B", "999 B", "1.00 KiB", "11.8 MiB", "417 MiB", "2.00 TiB"
+    ]  # fmt: skip
