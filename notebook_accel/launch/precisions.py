@@ -69,12 +69,11 @@ def _on_cpu(precision: str, machine: Machine) -> Standing:
     if precision == "fp8":
         return _FP8_ABSENT
     if not machine.knows_cpu:
-        return Standing(precision, "unknown", "this system does not say what its CPU can")
+        return Standing(precision, "unknown", "this system does not say")
     unit = machine.bf16_unit if precision == "bf16" else machine.fp16_unit
     if unit:
         return Standing(precision, "native", unit)
-    slower = "often slower than float32" if precision == "bf16" else "far slower than float32"
-    return Standing(precision, "emulated", f"this CPU has no unit for it: {slower}")
+    return Standing(precision, "emulated", "this CPU has no unit for it")
 
 
 def _on_device(precision: str, device: Device) -> Standing:
@@ -89,9 +88,9 @@ def _on_device(precision: str, device: Device) -> Standing:
     if device.kind == "mps":
         if precision == "fp16":
             return Standing(precision, "native", "Apple GPU")
-        return Standing(precision, "unknown", "depends on chip and macOS, which do not say")
+        return Standing(precision, "unknown", "chip and macOS do not say")
     if device.capability is None:
-        return Standing(precision, "unknown", "the driver does not say what this GPU can")
+        return Standing(precision, "unknown", "the driver does not say")
     return _on_cuda(precision, device.capability)
 
 
@@ -101,14 +100,14 @@ def _on_cuda(precision: str, capability: tuple[int, int]) -> Standing:
     if precision == "bf16":
         if capability >= (8, 0):
             return Standing(precision, "native", f"tensor cores, {chip}")
-        return Standing(precision, "emulated", f"{chip} is older than sm_80: slower than float32")
+        return Standing(precision, "emulated", f"{chip}; native from sm_80")
     if capability >= (7, 0):
         return Standing(precision, "native", f"tensor cores, {chip}")
     if capability in ((6, 0), (6, 2)):
-        return Standing(precision, "native", f"{chip}, without tensor cores: twice float32 at best")
+        return Standing(precision, "native", f"{chip}, no tensor cores")
     if capability == (6, 1):
-        return Standing(precision, "slow", f"{chip} has fp16 at 1/64 of float32's speed")
-    return Standing(precision, "emulated", f"{chip} stores fp16 and computes in float32")
+        return Standing(precision, "slow", f"{chip}: 1/64 of float32's speed")
+    return Standing(precision, "emulated", f"{chip} computes in float32")
 
 
-_FP8_ABSENT = Standing("fp8", "absent", "no engine of this version keeps the scales it needs")
+_FP8_ABSENT = Standing("fp8", "absent", "this version has no engine for it")

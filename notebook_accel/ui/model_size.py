@@ -65,21 +65,26 @@ class Footprint:
         return self.weights + self.gradients + self.adam + self.copies + self.buckets
 
 
-def footprint(size: ModelSize, precision: str, num_ranks: int) -> Footprint:
+def footprint(size: ModelSize, precision: str, num_ranks: int, sharded: bool = False) -> Footprint:
     """Tell what one of ``num_ranks`` ranks holds when it trains by Adam in ``precision``.
 
     Weights, gradients and moments stay as they are stored, in float32 as a rule: smaller numbers
-    are what a forward pass computes in.
+    are what a forward pass computes in. ``sharded``: each rank holds its share of them, and whole
+    parts of the model, which are not counted, only while they compute.
 
-    Source: Micikevicius et al. 2018, "Mixed precision training", section 3.1.
+    Source: Micikevicius et al. 2018, "Mixed precision training", section 3.1; Rajbhandari et al.
+    2020, "ZeRO", section 5.
     """
+    share = num_ranks if sharded else 1
+    learning = size.trainable_bytes // share
+    whole = not sharded or num_ranks == 1
     return Footprint(
         precision,
-        size.stored_bytes,
-        size.trainable_bytes,
-        ADAM_MOMENTS * size.trainable_bytes,
-        0 if precision == "no" else HALF_BYTES * size.num_castable,
-        size.trainable_bytes if num_ranks > 1 else 0,
+        size.stored_bytes // share,
+        learning,
+        ADAM_MOMENTS * learning,
+        HALF_BYTES * size.num_castable if whole and precision != "no" else 0,
+        learning if not sharded and num_ranks > 1 else 0,
     )
 
 

@@ -51,18 +51,19 @@ def outlook(
     size: ModelSize | None = None,
 ) -> Outlook:
     """Tell what ``choice`` means on ``machine``; ``asked`` are the settings that it answers."""
+    memory = _footprints(size, choice)
     findings = [
         *(Finding("note", text) for text in dropped.values()),
         *_tpu_findings(machine),
         *_device_findings(choice, machine, asked),
         *_precision_findings(choice, machine, asked),
-        *_memory_findings(choice, machine, size),
+        *_memory_findings(choice, machine, memory),
     ]
     return Outlook(
         ranks_words(choice, machine),
         batch_words(choice, batch_size),
         precision_words(choice, machine, "mixed_precision" in wishes),
-        () if size is None else _footprints(size, choice),
+        memory,
         tuple(findings),
     )
 
@@ -83,24 +84,33 @@ def batch_words(choice: Choice, batch_size: int | None) -> str:
     if batch_size is None:
         return "one update sees " + " x ".join(["the loader's batch size", *factors])
     total = batch_size * ranks * steps
-    product = " x ".join([f"batches of {batch_size}", *factors])
-    return f"one update sees {product}" + (f" = {total:,} samples" if factors else "")
+    if not factors:
+        return f"one update sees {total:,} samples"
+    return f"one update sees {' x '.join([str(batch_size), *factors])} = {total:,} samples"
 
 
 def precision_words(choice: Choice, machine: Machine, was_picked: bool) -> str:
-    """Say why this precision is set when nobody picked one, or how the picked one runs."""
-    used = devices_of(choice.device, machine)
-    suited, why = preselected(used, machine)
+    """Say why this precision is set when nobody picked one, or what suits most people here."""
+    suited, why = preselected(devices_of(choice.device, machine), machine)
     if not was_picked:
-        return f"{suited} is preselected: {why}"
-    there = standing(choice.mixed_precision, used, machine)
-    if there.precision == suited:
-        return f"{suited} is also what would be preselected: {why}"
-    return f"{there.precision} is {there.mark} ({there.why}); {suited} would be preselected: {why}"
+        return f"{spoken(suited)} is preselected: {why}"
+    if choice.mixed_precision == suited:
+        return f"{spoken(suited)} suits most models here: {why}"
+    return f"{spoken(choice.mixed_precision)} is your choice; {spoken(suited)} suits most: {why}"
 
 
-def _footprints(size: ModelSize, choice: Choice) -> tuple[Footprint, ...]:
-    return tuple(footprint(size, name, choice.num_processes) for name in ("no", "bf16", "fp16"))
+def spoken(precision: str) -> str:
+    """Say a precision as a number format."""
+    return "float32" if precision == "no" else precision
+
+
+def _footprints(size: ModelSize | None, choice: Choice) -> tuple[Footprint, ...]:
+    """Tell what a rank holds, for the strategies of which that is known beforehand."""
+    if size is None or choice.strategy not in ("auto", "ddp", "fsdp"):
+        return ()
+    sharded = choice.strategy == "fsdp"
+    names = ("no", "bf16", "fp16")
+    return tuple(footprint(size, name, choice.num_processes, sharded) for name in names)
 
 
 def _tpu_findings(machine: Machine) -> list[Finding]:
@@ -140,15 +150,15 @@ def _precision_findings(choice: Choice, machine: Machine, asked: Collection[str]
     there = standing(choice.mixed_precision, used, machine)
     if "mixed_precision" not in asked or there.mark not in ("emulated", "slow"):
         return []
-    text = f"{there.precision} is {there.mark} here: {there.why}"
-    return [Finding("warning", text, f"pick {preselected(used, machine)[0]}")]
+    text = f"{there.precision} is {there.mark} here, often slower than float32: {there.why}"
+    return [Finding("warning", text, f"{spoken(preselected(used, machine)[0])} suits better")]
 
 
-def _memory_findings(choice: Choice, machine: Machine, size: ModelSize | None) -> list[Finding]:
+def _memory_findings(
+    choice: Choice, machine: Machine, memory: tuple[Footprint, ...]
+) -> list[Finding]:
     """Compare what each rank holds with what is free; activations come on top."""
-    if size is None:
-        return []
-    needed = footprint(size, choice.mixed_precision, choice.num_processes).total
+    needed = next((one.total for one in memory if one.precision == choice.mixed_precision), 0)
     used = devices_of(choice.device, machine)[: choice.num_processes]
     tight = [one for one in used if one.total_bytes and needed > one.free_bytes]
     told = f"the model needs {bytes_words(needed)} a rank, activations apart"

@@ -20,8 +20,7 @@ from notebook_accel.ui.picker_state import State, check_names
 from notebook_accel.ui.picker_text import text
 from notebook_accel.ui.place import has_kernel, place
 
-# A choice among strategies is a question as soon as there is more than one to carry out.
-_STRATEGY = ("strategy",) if len(choices.offered("strategy")) > 2 else ()  # "auto", "ddp"
+_VIEW = "application/vnd.jupyter.widget-view+json"
 AnyPicker = TypeVar("AnyPicker", bound="Picker")
 # What was picked in this kernel, by kind of picker and its name: (what the cell gave, wishes).
 _kept: dict[tuple[str, str], tuple[dict[str, Any], Mapping[str, Any]]] = {}
@@ -48,8 +47,9 @@ class Picker:
         machine: Machine | None = None,
     ) -> None:
         given = {key: value for key, value in given.items() if value is not None}
-        RunConfig(**given, **about)
         kind = type(self).__name__
+        check_names(kind, self.asks, given)
+        RunConfig(**given, **about)
         self._key = (kind, name)
         self._given = given
         earlier, wishes = _kept.get(self._key, (given, given))
@@ -89,6 +89,15 @@ class Picker:
     def findings(self) -> list[str]:
         """What should be known before a launch, as shown."""
         return list(map(str, self._state.outlook.findings))
+
+    @property
+    def widget(self) -> Any:
+        """The controls as one ipywidgets box, for a layout of your own."""
+        if self._skin is None:
+            from notebook_accel.ui.picker_widgets import Skin  # only where controls are wanted
+
+            self._skin = Skin(self._state, self.choose, self.time, self.refresh)
+        return self._skin.box
 
     def choose(self: AnyPicker, **values: Any) -> AnyPicker:
         """Pick without widgets: ``picker.choose(num_processes=2)``; None goes back to the default.
@@ -130,11 +139,11 @@ class Picker:
         """The controls where a front end can show them, the text everywhere."""
         bundle: dict[str, Any] = {"text/plain": text(self._state)}
         if has_kernel() and place().surface not in ("text", "off"):
-            from notebook_accel.ui.picker_widgets import Skin, view_bundle
-
-            if self._skin is None:
-                self._skin = Skin(self._state, self.choose, self.time, self.refresh)
-            bundle.update(view_bundle(self._skin))
+            bundle[_VIEW] = {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self.widget.model_id,
+            }
         return bundle
 
     def __reduce__(self) -> Any:
@@ -200,23 +209,36 @@ class LaunchPicker(Picker):
     Errors: ConfigError for a value that no machine could have.
     """
 
-    asks = ("device", "num_processes", "mixed_precision", *_STRATEGY, "gradient_accumulation_steps")
+    asks = (
+        "device",
+        "num_processes",
+        "mixed_precision",
+        "strategy",
+        "gradient_accumulation_steps",
+    )
 
     def __init__(
         self,
         batch_size: int | None = None,
         model: Any = None,
         *,
+        device: str | int | list[int] | None = None,
+        num_processes: int | None = None,
+        mixed_precision: str | None = None,
+        strategy: str | None = None,
+        gradient_accumulation_steps: int | None = None,
         name: str = "",
         machine: Machine | None = None,
-        **settings: Any,
     ) -> None:
-        kind = type(self).__name__
-        check_names(kind, self.asks, settings)
         _check_batch_size(batch_size)
-        super().__init__(
-            settings, {}, name=name, batch_size=batch_size, model=model, machine=machine
-        )
+        given = {
+            "device": device,
+            "num_processes": num_processes,
+            "mixed_precision": mixed_precision,
+            "strategy": strategy,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+        }
+        super().__init__(given, {}, name=name, batch_size=batch_size, model=model, machine=machine)
 
 
 def _check_batch_size(batch_size: Any) -> None:

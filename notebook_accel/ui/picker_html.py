@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from html import escape
 
-from notebook_accel.config.settings import SETTINGS
 from notebook_accel.launch.precisions import Mark, Standing
 from notebook_accel.ui.outlook import Finding
 from notebook_accel.ui.picker_state import State
-from notebook_accel.ui.picker_text import MEMORY_COLUMNS, memory_cells, timings_words
+from notebook_accel.ui.picker_text import (
+    ACTIVATIONS,
+    STRATEGIES,
+    by_precision,
+    meaning,
+    standing_words,
+    timing_rows,
+)
 
 SIGNS: dict[Mark, str] = {
     "native": "●",
@@ -22,55 +28,53 @@ SIGNS: dict[Mark, str] = {
 }
 _RULE = "1px solid var(--jp-border-color2, rgba(127, 127, 127, .45))"
 STYLE = f"""<style>
-.nba-picker {{ max-width: 62em; }}
-.nba-picker .nba-side {{ flex: 1 1 22em; padding: 0 1em 0 0; min-width: 20em; }}
-.nba-picker .widget-html, .nba-picker .widget-html-content, .nba-picker .jupyter-widget-html-content
-  {{ height: auto; line-height: 1.45; white-space: normal; overflow: visible; }}
-.nba-picker .widget-radio-box {{ width: auto; }}
-.nba-picker .widget-radio-box label {{ width: auto; height: auto; line-height: 1.5;
-  white-space: normal; padding: 1px 0; }}
-.nba-picker .widget-label {{ text-align: left; }}
+.nba-picker {{ max-width: 80em; }}
+.nba-picker .nba-side {{ flex: 1 1 27em; min-width: 18em; padding: 0 1.5em 0 0; }}
+.nba-picker .widget-html, .nba-picker .widget-html-content {{ height: auto; line-height: 1.45;
+  white-space: normal; overflow: visible; }}
+.nba-picker .widget-label {{ flex: 0 0 7.5em; text-align: left; overflow: visible; }}
+.nba-picker .widget-radio {{ display: flex; width: auto; margin: 2px; }}
+.nba-picker .widget-radio .widget-label {{ line-height: 1.5; padding-top: 1px; }}
+.nba-picker .widget-radio-box {{ width: auto; flex: 1 1 auto;
+  margin: 0 0 0 6px !important; }}
+.nba-picker .widget-radio-box label, .nba-picker .widget-checkbox label {{ display: flex;
+  align-items: flex-start; width: auto; height: auto; line-height: 1.5; padding: 1px 0;
+  white-space: normal; }}
+.nba-picker .widget-checkbox {{ height: auto; }}
+.nba-picker .widget-radio-box input, .nba-picker .widget-checkbox input {{ order: -1;
+  float: none; flex: none; width: 13px; height: 13px; margin: .3em .6em 0 1px; }}
 .nba-picker input:focus-visible, .nba-picker button:focus-visible, .nba-picker pre:focus-visible
   {{ outline: 2px solid currentColor; outline-offset: 2px; }}
 .nba-picker h4 {{ margin: .2em 0 .3em; font-size: 1em; font-weight: 600; }}
 .nba-picker p {{ margin: 0 0 .35em; }}
 .nba-picker .nba-why {{ opacity: .8; }}
-.nba-picker table.nba-memory {{ border-collapse: collapse; margin: .4em 0; font-size: .95em; }}
-.nba-picker table.nba-memory th, .nba-picker table.nba-memory td
-  {{ padding: .1em .7em .1em 0; text-align: right; font-weight: normal; white-space: nowrap; }}
-.nba-picker table.nba-memory thead th {{ border-bottom: {_RULE}; }}
-.nba-picker table.nba-memory th:first-child {{ text-align: left; }}
-.nba-picker table.nba-memory tr.nba-picked th, .nba-picker table.nba-memory tr.nba-picked td
-  {{ font-weight: 600; }}
+.nba-picker table {{ border-collapse: collapse; margin: .5em 0; }}
+.nba-picker th, .nba-picker td {{ padding: .1em 1.2em .1em 0; text-align: left;
+  font-weight: normal; font-variant-numeric: tabular-nums; white-space: nowrap; }}
+.nba-picker thead th {{ border-bottom: {_RULE}; }}
+.nba-picker .nba-picked {{ font-weight: 600; }}
 .nba-picker pre {{ margin: .2em 0 0; padding: .5em .7em; border: {_RULE}; border-radius: 3px;
   white-space: pre-wrap; user-select: all; color: inherit; background: transparent;
   font-family: var(--jp-code-font-family, monospace); font-size: .95em; }}
 </style>"""
 
 
-def help_words(name: str) -> str:
-    """What a setting is, from its declaration."""
-    return f'<p class="nba-why">{escape(SETTINGS[name].help)}</p>'
-
-
 def standing_label(one: Standing) -> str:
-    """Name a precision in a control: "bf16  ● native (AVX512-BF16)"."""
-    return f"{one.precision}  {SIGNS[one.mark]} {one.mark} ({one.why})"
+    """Name a precision in a control: "bf16 ● native (AVX512-BF16)"."""
+    return f"{one.precision} {SIGNS[one.mark]} {standing_words(one)}"
 
 
-def meaning(state: State) -> str:
-    """What the choice means: ranks, batch, memory, findings."""
-    told = state.outlook
-    parts = []
-    if "num_processes" in state.asked:
-        parts += [f"<p>{escape(told.ranks)}</p>", f"<p>{escape(told.batch)}</p>"]
-    if "mixed_precision" in state.asked:
-        parts.append(f'<p class="nba-why">{escape(told.precision)}</p>')
-    parts += [_memory(state), *map(_finding, told.findings)]
-    inside = "".join(parts)
-    if not inside:
-        return ""
-    return f'<div role="status" aria-live="polite"><h4>What this means</h4>{inside}</div>'
+def strategy_label(strategy: str) -> str:
+    """Name a strategy in a control: "fsdp: ..."."""
+    words = STRATEGIES.get(strategy)
+    return f"{strategy}: {words}" if words else strategy
+
+
+def told(state: State) -> str:
+    """What the choice means, and what was found."""
+    sentences = "".join(f"<p>{escape(one)}</p>" for one in meaning(state))
+    findings = "".join(map(_finding, state.outlook.findings))
+    return f'<h4>What this means</h4><div role="status">{sentences}{findings}</div>'
 
 
 def absent(state: State) -> str:
@@ -82,10 +86,14 @@ def absent(state: State) -> str:
     )
 
 
-def measured(state: State) -> str:
-    """What was measured on the chosen device."""
-    words = timings_words(state.fresh_timings)
-    return f'<div role="status"><p>{escape(words)}</p></div>' if words else ""
+def numbers(state: State) -> str:
+    """What a rank holds and what was measured, by precision."""
+    memory, timed = by_precision(state), timing_rows(state.fresh_timings)
+    picked = state.choice.mixed_precision
+    parts = [_table(memory, picked)] if memory else []
+    parts += [f'<p class="nba-why">{ACTIVATIONS}</p>'] if memory else []
+    parts += [f'<div role="status">{_table(timed, picked)}</div>'] if timed else []
+    return "".join(parts)
 
 
 def code(state: State) -> str:
@@ -108,20 +116,22 @@ def _finding(one: Finding) -> str:
     return f"<p><strong>{one.severity}:</strong> {escape(one.text)}{fix}</p>"
 
 
-def _memory(state: State) -> str:
-    rows = state.outlook.memory
-    if not rows:
-        return ""
-    head = "".join(f'<th scope="col">{one}</th>' for one in ("a rank holds", *MEMORY_COLUMNS))
-    body = ""
-    for row in rows:
-        picked = row.precision == state.choice.mixed_precision
-        cells = "".join(f"<td>{cell}</td>" for cell in memory_cells(row))
-        name = f"{row.precision} (chosen)" if picked else row.precision
-        body += (
-            f'<tr{" class=nba-picked" if picked else ""}><th scope="row">{name}</th>{cells}</tr>'
-        )
-    return (
-        f'<table class="nba-memory"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        '<p class="nba-why">activations come on top: bf16 and fp16 halve most of them</p>'
+def _table(rows: list[list[str]], picked: str) -> str:
+    """Rows of cells under a header of precisions; the picked one's column stands out."""
+    header, *lines = rows
+    marked = [' class="nba-picked"' if name == picked else "" for name in header]
+    names = [f"{name} (chosen)" if name == picked else name for name in header]
+    head = "".join(
+        f'<th scope="col"{mark}>{escape(name)}</th>'
+        for name, mark in zip(names, marked, strict=True)
     )
+    body = "".join(
+        f'<tr><th scope="row">{escape(label)}</th>'
+        + "".join(
+            f"<td{mark}>{escape(cell)}</td>" for cell, mark in zip(cells, marked[1:], strict=False)
+        )
+        + "</tr>"
+        for label, *cells in lines
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div style="overflow-x: auto">{table}</div>'

@@ -7,7 +7,6 @@ a pick ────┘
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +15,6 @@ from typing import Any
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.errors import ConfigError
-from notebook_accel.launch.launcher import notebook_launcher
 from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.precisions import Standing
 from notebook_accel.launch.timing import Timings
@@ -32,6 +30,9 @@ LABELS = {
     "strategy": "Strategy",
     "gradient_accumulation_steps": "Accumulation",
 }
+AUTO_STRATEGY = ("strategy", "auto")  # what happens without a word
+# What ``notebook_launcher`` takes as arguments of its own; the rest travels in a RunConfig.
+LAUNCHER_TAKES = {"device", "num_processes", "mixed_precision"}
 
 
 @dataclass(frozen=True)
@@ -123,27 +124,27 @@ class State:
     @property
     def run_config(self) -> RunConfig:
         """The choice as the launcher takes it."""
-        return RunConfig(**self.values)
+        return RunConfig(**{n: v for n, v in self.values.items() if (n, v) != AUTO_STRATEGY})
 
     @property
     def accelerator_kwargs(self) -> dict[str, Any]:
         """The choice as far as it is a training loop's own."""
         values = self.values
-        loops = ("mixed_precision", "gradient_accumulation_steps")
+        loops = ("mixed_precision", "gradient_accumulation_steps", "strategy")
         kwargs = {name: values[name] for name in loops if name in values}
+        kwargs = {name: value for name, value in kwargs.items() if (name, value) != AUTO_STRATEGY}
         return {**kwargs, "cpu": True} if values.get("device") == "cpu" else kwargs
 
     @property
     def code(self) -> str:
         """The line that reproduces the choice."""
-        always = ("device", "num_processes", "mixed_precision")
         shown = {
             name: value
             for name, value in self.values.items()
-            if name in always or value != SETTINGS[name].default
+            if name in LAUNCHER_TAKES or value != SETTINGS[name].default
         }
         words = ", ".join(f"{name}={literal(value)}" for name, value in shown.items())
-        if shown.keys() <= inspect.signature(notebook_launcher).parameters.keys():
+        if shown.keys() <= LAUNCHER_TAKES:
             return f"notebook_launcher(main, {words})"
         return f"notebook_launcher(main, config=RunConfig({words}))"
 

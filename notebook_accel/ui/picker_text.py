@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from notebook_accel.launch.precisions import Standing
 from notebook_accel.launch.timing import Timings
@@ -11,21 +12,16 @@ from notebook_accel.ui.model_size import Footprint, bytes_words
 from notebook_accel.ui.picker_state import State, literal
 from notebook_accel.ui.words import duration
 
-MEMORY_COLUMNS = ("weights", "gradients", "Adam", "half copies", "DDP buckets", "total")
-
 
 def text(state: State) -> str:
     """Write the whole picker."""
     told = state.outlook
     rows = [(name, literal(value), _about(state, name)) for name, value in state.values.items()]
-    meaning = [told.ranks, told.batch] if "num_processes" in state.asked else []
-    if "mixed_precision" in state.asked:
-        meaning.append(told.precision)
     blocks = [
         _table(rows),
-        "\n".join(meaning),
-        memory_table(told.memory),
-        timings_words(state.fresh_timings),
+        "\n".join(meaning(state)),
+        _table(by_precision(state)) + (f"\n{ACTIVATIONS}" if told.memory else ""),
+        _table(timing_rows(state.fresh_timings)),
         "\n".join(map(str, told.findings)),
         _table([(f"choose({name}=...)", _possible(state, name)) for name in state.asked]),
         state.code,
@@ -34,37 +30,45 @@ def text(state: State) -> str:
     return f"{state.kind}\n" + "\n".join(f"  {line}".rstrip() for line in body.splitlines())
 
 
+def meaning(state: State) -> list[str]:
+    """What the choice means, in sentences: as far as this picker asks about it."""
+    told = state.outlook
+    asked = set(state.asked)
+    sentences = [told.ranks] if asked & {"device", "num_processes"} else []
+    sentences += [told.batch] if asked & {"num_processes", "gradient_accumulation_steps"} else []
+    return [*sentences, *([told.precision] if "mixed_precision" in asked else [])]
+
+
 def standing_words(one: Standing) -> str:
     """Say how a precision runs: "native (AVX512-BF16)"."""
-    return f"{one.mark} ({one.why})"
+    return "float32 throughout" if one.precision == "no" else f"{one.mark} ({one.why})"
 
 
-def timings_words(timings: Timings | None) -> str:
-    """Write what was measured, in a line; empty if nothing was."""
+def by_precision(state: State) -> list[list[str]]:
+    """What a rank holds and what was measured, as rows of cells: a header, then the rows."""
+    rows = [["a rank holds", *(one.precision for one in state.outlook.memory)]]
+    for label, part in _PARTS.items():
+        sizes = [part(one) for one in state.outlook.memory]
+        if any(sizes):
+            rows.append([label, *(bytes_words(size) if size else "-" for size in sizes)])
+    return rows if len(rows) > 1 else []
+
+
+def timing_rows(timings: Timings | None) -> list[list[str]]:
+    """What was measured, as rows of cells; none if nothing was."""
     if timings is None:
-        return ""
+        return []
     threads = f", {timings.num_threads} thread{'s' if timings.num_threads > 1 else ''}"
     where = timings.device + (threads if timings.device == "cpu" else "")
-    parts = []
-    for row in timings.rows:
-        name = "float32" if row.precision == "no" else row.precision
-        if row.failure:
-            parts.append(f"{name} failed ({row.failure})")
-        elif row.precision == "no" or not row.speed:
-            parts.append(f"{name} {small_duration(row.seconds)}")
-        else:
-            parts.append(f"{name} {small_duration(row.seconds)} ({times(row.speed)})")
-    return f"{timings.size} x {timings.size} matrices on {where}: {', '.join(parts)}"
-
-
-def times(speed: float) -> str:
-    """Say a ratio to float32: "4.3 times as fast", "44 times slower"."""
-    if speed >= 1.05:
-        return f"{speed:.1f} times as fast"
-    if speed <= 0.95:
-        slower = 1 / speed
-        return f"{slower:.1f} times slower" if slower < 10 else f"{slower:.0f} times slower"
-    return "as fast"
+    product = f"{timings.size} x {timings.size} product, {where}"
+    failed = [[f"{row.precision} failed", row.failure] for row in timings.rows if row.failure]
+    timed = [row for row in timings.rows if not row.failure]
+    return [
+        [product, *(row.precision for row in timed)],
+        ["time", *(small_duration(row.seconds) for row in timed)],
+        ["speed (float32 is 1)", *(f"{row.speed:.2g}" for row in timed)],
+        *failed,
+    ]
 
 
 def small_duration(seconds: float) -> str:
@@ -72,25 +76,28 @@ def small_duration(seconds: float) -> str:
     return f"{1000 * seconds:.2g} ms" if seconds < 0.01 else duration(seconds)
 
 
-def memory_cells(row: Footprint) -> list[str]:
-    """Write one precision's memory, a cell for each of MEMORY_COLUMNS."""
-    parts = (row.weights, row.gradients, row.adam, row.copies, row.buckets, row.total)
-    return [bytes_words(part) if part else "-" for part in parts]
-
-
-def memory_table(rows: Sequence[Footprint]) -> str:
-    """Write what a rank holds in each precision; empty without a model."""
-    if not rows:
-        return ""
-    header = ("a rank holds", *MEMORY_COLUMNS)
-    lines = [(row.precision, *memory_cells(row)) for row in rows]
-    return _table([header, *lines]) + "\nactivations come on top: bf16 and fp16 halve most of them"
+_PARTS: dict[str, Callable[[Footprint], int]] = {
+    "weights": lambda one: one.weights,
+    "gradients": lambda one: one.gradients,
+    "Adam's moments": lambda one: one.adam,
+    "16-bit copies": lambda one: one.copies,
+    "DDP buckets": lambda one: one.buckets,
+    "together": lambda one: one.total,
+}
+STRATEGIES = {
+    "auto": "a whole copy of the model on each rank",
+    "ddp": "a whole copy of the model on each rank",
+    "fsdp": "weights, gradients and moments in shards, a share on each rank",
+}
+ACTIVATIONS = "activations come on top: bf16 and fp16 halve most of them"
 
 
 def _about(state: State, name: str) -> str:
     if name == "mixed_precision":
         picked = state.choice.mixed_precision
         return standing_words(next(one for one in state.standings if one.precision == picked))
+    if name == "strategy":
+        return STRATEGIES.get(state.choice.strategy, "")
     if name != "device":
         return ""
     device = state.choice.device
@@ -118,9 +125,5 @@ def _possible(state: State, name: str) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """Align columns by spaces."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -11,19 +11,14 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from notebook_accel.config.settings import SETTINGS
 from notebook_accel.errors import Explained
 from notebook_accel.ui import picker_html
 from notebook_accel.ui.choices import devices_of, offered
 from notebook_accel.ui.picker_state import LABELS, State
 
-VIEW = "application/vnd.jupyter.widget-view+json"
 _WIDE = {"description_width": "7.5em"}
-_LABEL_GAP = "0 0 0 calc(7.5em + 4px)"
-
-
-def view_bundle(skin: Skin) -> dict[str, Any]:
-    """What a front end shows the skin by; ipywidgets 7 and 8 write it alike."""
-    return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": skin.box.model_id}}
+_LABEL_GAP = "0 0 0 calc(7.5em + 9px)"
 
 
 class Skin:
@@ -38,19 +33,19 @@ class Skin:
     ) -> None:
         self._pick, self._is_showing = pick, False
         self._controls: dict[str, Any] = {name: _MAKERS[name](self, state) for name in state.asked}
-        self._meaning, self._code, self._problem = _html(), _html(), _html()
-        self._measured = _html()
+        self._told, self._code, self._problem = _html(), _html(), _html()
+        self._numbers = _html()
         buttons = [_button("Look again", "refresh", lambda: self._try(refresh))]
         if "mixed_precision" in state.asked:
             self._time_button = _button("Time the precisions", "clock-o", lambda: self._time(time))
             buttons.insert(0, self._time_button)
         asked = widgets.VBox([part for one in self._controls.values() for part in one.parts])
-        told = widgets.VBox([self._meaning, self._measured, self._problem])
+        told = widgets.VBox([self._told, self._numbers])
         for column in (asked, told):
             column.add_class("nba-side")
         columns = widgets.HBox([asked, told], layout=widgets.Layout(flex_flow="row wrap"))
         self.box = widgets.VBox(
-            [_html(picker_html.STYLE), columns, self._code, widgets.HBox(buttons)],
+            [_html(picker_html.STYLE), columns, self._code, self._problem, widgets.HBox(buttons)],
             layout=widgets.Layout(margin="4px 0"),
         )
         self.box.add_class("nba-picker")
@@ -64,8 +59,8 @@ class Skin:
                 control.show(state)
         finally:
             self._is_showing = False
-        self._meaning.value = picker_html.meaning(state)
-        self._measured.value = picker_html.measured(state)
+        self._told.value = picker_html.told(state)
+        self._numbers.value = picker_html.numbers(state)
         self._code.value = picker_html.code(state)
         self._problem.value = ""
 
@@ -92,23 +87,23 @@ class Skin:
 
 
 class _Numbers:
-    """A whole number of at least 1."""
+    """A whole number."""
 
     def __init__(self, skin: Skin, state: State, name: str) -> None:
         self._name = name
+        least = int(SETTINGS[name].at_least or 0)
         self._field = widgets.BoundedIntText(
-            value=1, min=1, max=1, description=LABELS[name], style=_WIDE,
+            value=least, min=least, max=least, description=LABELS[name], style=_WIDE,
             layout=widgets.Layout(width="13em"),
         )  # fmt: skip
         self._field.observe(lambda change: skin.picked(**{name: change["new"]}), "value")
-        self.parts = [self._field, _help(name)]
+        self.parts = [_explained(self._field, name)]
 
     def show(self, state: State) -> None:
         most = state.most_processes if self._name == "num_processes" else 100_000
         value = state.values[self._name]
-        self._field.max = max(most, value)  # a smaller maximum would cut a larger value first
-        self._field.value = value
         self._field.max = max(most, value)
+        self._field.value = value
 
 
 class _Radio:
@@ -119,6 +114,7 @@ class _Radio:
         self.field = widgets.RadioButtons(
             options=[], description=LABELS[name], style=_WIDE, layout=widgets.Layout(width="auto")
         )
+        _explained(self.field, name)
         self.field.observe(lambda change: skin.picked(**{name: change["new"]}), "value")
 
     def show(self, state: State, value: Any) -> None:
@@ -128,15 +124,16 @@ class _Radio:
         self.field.value = value
 
 
-class _Words(_Radio):
-    """A setting that is one of some words."""
+class _Strategy(_Radio):
+    """How the model lies across ranks."""
 
-    def __init__(self, skin: Skin, state: State, name: str) -> None:
-        super().__init__(skin, name, lambda state: [(str(one), one) for one in offered(name)])
-        self.parts = [self.field, _help(name)]
+    def __init__(self, skin: Skin, state: State) -> None:
+        options = [(picker_html.strategy_label(one), one) for one in offered("strategy")]
+        super().__init__(skin, "strategy", lambda state: options)
+        self.parts = [self.field]
 
     def show(self, state: State, value: Any = None) -> None:
-        super().show(state, state.values[self._name])
+        super().show(state, state.choice.strategy)
 
 
 class _Precision(_Radio):
@@ -161,8 +158,9 @@ class _Device:
             skin, "device", lambda state: [(o.label, o.value) for o in state.places]
         )
         self._boxes: dict[int, Any] = {}
-        self._list = widgets.VBox(layout=widgets.Layout(margin=_LABEL_GAP))
-        self.parts = [self._kind.field, self._list]
+        self._list = widgets.VBox()
+        self._row = widgets.HBox([widgets.Label("GPUs"), self._list])
+        self.parts = [self._kind.field, self._row]
 
     def show(self, state: State) -> None:
         device = state.choice.device
@@ -176,7 +174,7 @@ class _Device:
             box.description, box.value = one.label, one.value in taken
             # The last one stays: a run without devices is the CPU's, which is picked above.
             box.disabled = taken == {one.value}
-        self._list.layout.display = "" if taken else "none"
+        self._row.layout.display = "" if taken and self._boxes else "none"
 
     def _box(self) -> Any:
         box = widgets.Checkbox(indent=False, layout=widgets.Layout(width="auto"))
@@ -196,8 +194,11 @@ def _precision_options(state: State) -> list[tuple[str, str]]:
     ]
 
 
-def _help(name: str) -> Any:
-    return _html(picker_html.help_words(name), margin=_LABEL_GAP)
+def _explained(control: Any, name: str) -> Any:
+    """Tell what a setting is when the pointer rests on its label; 7.7 calls this otherwise."""
+    trait = "tooltip" if control.has_trait("tooltip") else "description_tooltip"
+    control.set_trait(trait, SETTINGS[name].help)
+    return control
 
 
 def _html(value: str = "", margin: str = "0") -> Any:
@@ -216,7 +217,7 @@ _MAKERS: dict[str, Callable[[Skin, State], Any]] = {
     "device": _Device,
     "num_processes": lambda skin, state: _Numbers(skin, state, "num_processes"),
     "mixed_precision": _Precision,
-    "strategy": lambda skin, state: _Words(skin, state, "strategy"),
+    "strategy": _Strategy,
     "gradient_accumulation_steps": lambda skin, state: _Numbers(
         skin, state, "gradient_accumulation_steps"
     ),

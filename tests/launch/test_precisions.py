@@ -71,7 +71,7 @@ def test_unlike_gpus_are_as_good_as_the_worst_which_is_named() -> None:
     mixed = standing("bf16", [A100, T4], PLAIN)
     assert (mixed.mark, mixed.why) == (
         "emulated",
-        "Tesla T4: sm_75 is older than sm_80: slower than float32",
+        "Tesla T4: sm_75; native from sm_80",
     )
     assert preselected([A100, T4], PLAIN)[0] == "fp16"
 

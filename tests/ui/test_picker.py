@@ -1,0 +1,242 @@
+"""The pickers themselves: what they give, keep and refuse, with and without widgets."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import ipywidgets
+import pytest
+from torch import nn
+
+from notebook_accel import (
+    Accelerator,
+    DevicePicker,
+    LaunchPicker,
+    PrecisionPicker,
+    RunConfig,
+    notebook_launcher,
+)
+from notebook_accel.errors import ConfigError
+from notebook_accel.ui import picker as picker_module
+from notebook_accel.ui.picker_state import LAUNCHER_TAKES
+from tests.support import machines
+
+
+@pytest.fixture(autouse=True)
+def nothing_picked_before() -> Iterator[None]:
+    yield
+    picker_module._kept.clear()
+
+
+def refusal(picker: picker_module.Picker, **values: object) -> ConfigError:
+    before = picker.values
+    with pytest.raises(ConfigError) as caught:
+        picker.choose(**values)
+    assert picker.values == before
+    return caught.value
+
+
+def test_a_launch_picker_gives_its_choice_in_every_form() -> None:
+    picker = LaunchPicker(machine=machines.KAGGLE).choose(device=1, mixed_precision="no")
+    assert picker.values == {
+        "device": 1,
+        "num_processes": 1,
+        "mixed_precision": "no",
+        "strategy": "auto",
+        "gradient_accumulation_steps": 1,
+    }
+    assert picker.run_config == RunConfig(
+        device=1, num_processes=1, mixed_precision="no", gradient_accumulation_steps=1
+    )
+    assert picker.accelerator_kwargs == {"mixed_precision": "no", "gradient_accumulation_steps": 1}
+    picker.choose(device="cpu")
+    assert picker.accelerator_kwargs["cpu"] is True
+
+
+def test_each_picker_answers_its_own_question_only() -> None:
+    device = DevicePicker(machine=machines.A100S).choose(device=[0, 2])
+    assert device.values == {"device": [0, 2]}
+    assert device.run_config.given() == {"device": [0, 2]}
+    assert device.accelerator_kwargs == {}
+    assert device.code == "notebook_launcher(main, device=[0, 2])"
+    precision = PrecisionPicker(device="cpu", machine=machines.KAGGLE)
+    assert precision.values == {"mixed_precision": "no"}
+    assert precision.accelerator_kwargs == {"mixed_precision": "no"}
+    assert PrecisionPicker(machine=machines.KAGGLE).values == {"mixed_precision": "fp16"}
+    error = refusal(precision, num_processes=2)
+    assert error.what == "PrecisionPicker does not ask 'num_processes'"
+    assert error.why == "what it asks: mixed_precision"
+
+
+def test_the_line_reproduces_the_choice() -> None:
+    picker = LaunchPicker(machine=machines.KAGGLE)
+    assert picker.code == (
+        'notebook_launcher(main, device="cuda", num_processes=2, mixed_precision="fp16")'
+    )
+    picker.choose(gradient_accumulation_steps=4, device=0)
+    assert picker.code == (
+        "notebook_launcher(main, config=RunConfig("
+        'device=0, num_processes=1, mixed_precision="fp16", gradient_accumulation_steps=4))'
+    )
+    config = eval(picker.code.split("config=")[1][:-1], {"RunConfig": RunConfig})
+    assert config == picker.run_config
+    picker.choose(strategy="fsdp", gradient_accumulation_steps=None)
+    assert picker.code.endswith('mixed_precision="fp16", strategy="fsdp"))')
+    assert picker.run_config["strategy"] == picker.accelerator_kwargs["strategy"] == "fsdp"
+
+
+def test_the_line_uses_arguments_that_the_launcher_has() -> None:
+    assert set(inspect.signature(notebook_launcher).parameters) >= LAUNCHER_TAKES
+
+
+def test_a_choice_that_cannot_be_changes_nothing() -> None:
+    picker = LaunchPicker(machine=machines.KAGGLE).choose(num_processes=1)
+    assert "num_processes=3, but 2 CUDA devices" in refusal(picker, num_processes=3).what
+    assert "mixed_precision='fp17' is not known" in refusal(picker, mixed_precision="fp17").what
+    assert "there is no GPU 7" in refusal(picker, device=7).what
+    error = refusal(picker, colour="red")
+    assert error.what == "LaunchPicker does not ask 'colour'"
+    assert error.fix == "write choose(device=...)"
+
+
+def test_none_goes_back_to_the_default() -> None:
+    picker = LaunchPicker(machine=machines.KAGGLE).choose(num_processes=1)
+    assert picker.choose(num_processes=None).values["num_processes"] == 2
+
+
+def test_what_no_longer_fits_gives_way_to_the_newer_pick() -> None:
+    picker = LaunchPicker(machine=machines.KAGGLE).choose(num_processes=2)
+    picker.choose(device=0)
+    assert picker.values["num_processes"] == 1
+    assert picker.findings == [
+        "note: num_processes=2, but 1 CUDA device to use; now num_processes=1"
+    ]
+    picker.choose(mixed_precision="no")
+    assert picker.findings == []
+
+
+def test_running_the_cell_again_keeps_what_was_picked() -> None:
+    LaunchPicker(machine=machines.KAGGLE).choose(num_processes=1, mixed_precision="no")
+    again = LaunchPicker(machine=machines.KAGGLE)
+    assert (again.values["num_processes"], again.values["mixed_precision"]) == (1, "no")
+    other = LaunchPicker(machine=machines.KAGGLE, name="other")
+    assert other.values["num_processes"] == 2
+    assert PrecisionPicker(machine=machines.KAGGLE).values == {"mixed_precision": "fp16"}
+
+
+def test_a_cell_that_was_edited_starts_from_what_it_now_says() -> None:
+    LaunchPicker(num_processes=1, machine=machines.KAGGLE).choose(num_processes=2)
+    assert LaunchPicker(num_processes=1, machine=machines.KAGGLE).values["num_processes"] == 2
+    edited = LaunchPicker(num_processes=1, mixed_precision="no", machine=machines.KAGGLE)
+    assert edited.values["num_processes"] == 1
+
+
+def test_a_changed_machine_drops_what_it_cannot_do_and_says_so() -> None:
+    LaunchPicker(machine=machines.KAGGLE).choose(device=1, gradient_accumulation_steps=4)
+    moved = LaunchPicker(machine=machines.PLAIN_CPU)
+    assert moved.values["device"] == "cpu"
+    assert moved.values["gradient_accumulation_steps"] == 4
+    assert moved.findings[0] == "note: device=1: there is no GPU 1; now device='cpu'"
+
+
+def test_looking_again_reads_this_machine() -> None:
+    picker = LaunchPicker(machine=machines.A100S).choose(device=[1, 2])
+    picker.refresh()
+    assert picker.findings[0].startswith("note: device=[1, 2]: there is no GPU 1; now device=")
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: LaunchPicker(num_processes=0), "num_processes=0"),
+        (lambda: PrecisionPicker(mixed_precision="fp17"), "mixed_precision='fp17'"),
+        (lambda: PrecisionPicker(device="gpuu"), "device='gpuu'"),
+        (lambda: LaunchPicker(batch_size=0), "batch_size=0 is no number of samples"),
+        (lambda: LaunchPicker(batch_size=2.5), "batch_size=2.5 is no number of samples"),
+        (lambda: LaunchPicker(model="net"), "model='net' has no size"),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_once(make: object, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()  # type: ignore[operator]
+    assert what in caught.value.what
+    assert caught.value.fix
+
+
+def test_an_accelerator_takes_its_part() -> None:
+    picker = LaunchPicker(machine=machines.AMX_CPU, gradient_accumulation_steps=4)
+    accelerator = Accelerator(**picker.accelerator_kwargs)
+    assert accelerator.gradient_accumulation_steps == 4
+    assert str(accelerator.device) == "cpu"
+
+
+def test_a_picker_travels_as_its_choice() -> None:
+    picker = LaunchPicker(batch_size=32, machine=machines.KAGGLE).choose(device=1)
+    _ = picker.widget
+    copy = pickle.loads(pickle.dumps(picker))
+    assert copy.values == picker.values
+    assert copy.accelerator_kwargs == picker.accelerator_kwargs
+    assert repr(copy) == repr(picker)
+
+
+def test_it_prints_itself_as_text() -> None:
+    picker = LaunchPicker(batch_size=32, model=125_000_000, machine=machines.KAGGLE)
+    lines = repr(picker).splitlines()
+    assert lines[0] == "LaunchPicker"
+    for line in (
+        '  mixed_precision              "fp16"  native (tensor cores, sm_75)',
+        "  2 ranks on 2 x Tesla T4, 2 threads each",
+        "  one update sees 32 x 2 ranks = 64 samples",
+        "  together        2.5 GB  2.8 GB  2.8 GB",
+        '  choose(device=...)                       "cuda", "cpu", 0, 1',
+        "  choose(num_processes=...)                1 to 2",
+        '  choose(mixed_precision=...)              "no" native, "bf16" emulated, "fp16" native, '
+        '"fp8" absent',
+        '  choose(strategy=...)                     "auto", "ddp", "fsdp"',
+        "  choose(gradient_accumulation_steps=...)  1 or more",
+        f"  {picker.code}",
+    ):
+        assert line in lines, line
+    assert all(len(line) < 120 for line in lines)
+    assert picker._repr_mimebundle_() == {"text/plain": repr(picker)}
+
+
+def test_text_names_each_gpu_and_lists_of_them() -> None:
+    text = repr(DevicePicker(machine=machines.A100S).choose(device=[0, 2]))
+    assert "[0, 2]" in text.splitlines()[1]
+    assert "GPU 0: NVIDIA A100-SXM4-80GB, 84.0 of 85.0 GB free; GPU 2: " in text
+    assert 'choose(device=...)  "cuda", "cpu", 0, 1, 2, 3, [0, 3]' in text
+
+
+def test_it_opens_nothing_and_imports_no_torch() -> None:
+    code = (
+        "import sys; from notebook_accel import LaunchPicker; print(LaunchPicker(model=1000)); "
+        "sys.exit('torch' in sys.modules or 'ipywidgets' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_timing_shows_how_fast_each_precision_is_here() -> None:
+    picker = PrecisionPicker(device="cpu")
+    timings = picker.time()
+    assert [row.precision for row in timings.rows] == ["no", "bf16", "fp16"]
+    assert timings.rows[0].speed == 1
+    assert all(row.seconds > 0 for row in timings.rows)
+    assert f"{timings.size} x {timings.size} product, cpu" in repr(picker)
+    assert "speed (float32 is 1)" in repr(picker)
+
+
+def test_a_module_gives_its_memory() -> None:
+    picker = PrecisionPicker(model=nn.Linear(1000, 1000), device="cpu", machine=machines.PLAIN_CPU)
+    assert "  weights         4.0 MB  4.0 MB  4.0 MB" in repr(picker).splitlines()
+
+
+def test_widgets_of_both_generations_are_enough() -> None:
+    """Nothing that exists only in ipywidgets 8 is used; the Colab test runs this with 7.7."""
+    box = LaunchPicker(machine=machines.KAGGLE).widget
+    assert isinstance(box, ipywidgets.VBox)
