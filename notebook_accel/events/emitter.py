@@ -36,7 +36,8 @@ class Emitter:
         self._unsent = b""
         self._stride = 1
         self._due = 0.0
-        os.set_blocking(fd, False)
+        if fd >= 0:  # a pen that draws where it is has no pipe
+            os.set_blocking(fd, False)
 
     def metric(self, name: str, step: int, value: float) -> None:
         """Note one point of the series ``name``: ``value`` at optimizer step ``step``."""

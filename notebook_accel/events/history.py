@@ -226,6 +226,11 @@ class Rates:
         self._marks: deque[tuple[float, int, int]] = deque()  # time, step, samples of all ranks
         self._pass: tuple[int, float, int] | None = None  # epoch, time and batch of its first note
         self._now = 0.0
+        self._earlier = (0, 0)  # steps and samples that were there before
+
+    def begin_after(self, earlier: Rates) -> None:
+        """Leave out of the sums what ``earlier`` has seen of the same loop."""
+        self._earlier = (earlier.step, earlier.samples)
 
     def handle(self, event: Any, now: float | None = None) -> None:
         """Take one event; ``now`` is its time on the monotonic clock."""
@@ -261,6 +266,11 @@ class Rates:
     def samples(self) -> int:
         """Training samples seen by all ranks together."""
         return sum(progress.samples for progress in self._newest.values())
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """Steps and samples since these rates began."""
+        return max(0, self.step - self._earlier[0]), max(0, self.samples - self._earlier[1])
 
     def pace(self) -> Pace:
         """The pace over the last seconds, and the time left in this pass over the data."""

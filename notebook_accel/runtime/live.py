@@ -34,16 +34,17 @@ def live_events(owns_loss: bool, world: World, wardrobe: Wardrobe) -> LiveEvents
     A launched worker has a pen. A loop that runs in a notebook's kernel itself is drawn there: the
     drawing side is found by its name, for the runtime does not import it.
     """
-    worker = context.current()
-    if worker is not None:
-        pen: Emitter | None = worker.emitter
-    elif getattr(lines.ipython(), "kernel", None) is not None:
-        pen = importlib.import_module(_PEN_OF_A_CELL).pen(str(world.device))
-    else:
-        pen = None
+    worker, device = context.current(), world.device
+    in_kernel = worker is None and getattr(lines.ipython(), "kernel", None) is not None
+    pen: Any = None if worker is None else worker.emitter
+    if in_kernel:
+        pen = importlib.import_module(_PEN_OF_A_CELL).pen(str(device))
     if pen is None:
         return None
-    return LiveEvents(pen, owns_loss, world.device, lambda: wardrobe.optimizers)
+    live = LiveEvents(pen, owns_loss, device, lambda: wardrobe.optimizers)
+    if in_kernel:
+        pen.at_end.append(live.finish)
+    return live
 
 
 class LiveEvents:

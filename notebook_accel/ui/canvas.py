@@ -94,7 +94,7 @@ def snapshot(panel: Panel) -> tuple[dict[str, Any], bytes]:
     state = {
         "title": panel.title,
         "over": panel.over,
-        "where": words.where(panel.rates),
+        "where": panel.line,
         "fraction": None if panel.over else panel.fraction,
         "meters": [] if panel.over else _meters(panel),
         "alarms": list(panel.alarms.texts),
@@ -134,12 +134,11 @@ def _numbers(curve: Curve) -> list[Any]:
     return [curve.steps, curve.means, *band]
 
 
-def _meters(panel: Panel) -> list[tuple[str, str]]:
+def _meters(panel: Panel) -> list[tuple[str, str, str]]:
     """The small numbers under the bar: where, how fast, and the newest value of every series."""
-    where = [("", part) for part in words.where(panel.rates).split(words.SEPARATOR) if part]
     names = [name for group in groups(panel.history) for name in group.names]
-    values = [(name, words.latest(panel.history, name)) for name in names[:MAX_SERIES]]
-    return [*where, *values, *(("", part) for part in words.pace(panel.rates))]
+    values = [(name, words.latest(panel.history, name), "") for name in names[:MAX_SERIES]]
+    return [*words.where(panel.rates), *values, *words.pace(panel.rates)]
 
 
 @lru_cache(maxsize=1)

@@ -1,10 +1,76 @@
-"""A loop that runs in the kernel itself, without a launch: the same view, in its cell."""
+"""A loop that runs in the kernel itself, without a launch: the same view, in its cell.
+
+The view begins with the first number of a cell and ends with the cell. A loop that goes on in a
+later cell, with the same Accelerator, gets a view there that shows the curves from the start.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from typing import Any
+
 from notebook_accel.events.emitter import Emitter
+from notebook_accel.events.history import History
+from notebook_accel.events.lines import ipython
+from notebook_accel.events.model import Failed, Returned, Started
+from notebook_accel.ui.live import LiveView, screen
+from notebook_accel.ui.panel import Panel
+from notebook_accel.ui.place import place
 
 
 def pen(device: str) -> Emitter | None:
-    """Give a pen whose events are drawn under the cell that runs."""
-    return None
+    """Give a pen whose events are drawn under the cell that runs; None if nobody wants to see.
+
+    Errors: ConfigError when NOTEBOOK_ACCEL_UI holds an unknown word.
+    """
+    return None if place().surface == "off" else CellPen(device)
+
+
+class CellPen(Emitter):
+    """A pen without a pipe: what it writes is drawn at once, here.
+
+    ``at_end`` functions are called when a cell ends, before its last picture.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__(0, -1)
+        self.at_end: list[Callable[[], None]] = []
+        self.history = History()
+        self._device = device
+        self._panel: Panel | None = None
+        self._view: LiveView | None = None
+
+    def _queue(self, event: Any) -> None:
+        if os.getpid() != self._pid:  # a forked child has no cell
+            return
+        if self._view is None:
+            self._open()
+        assert self._view is not None
+        self.history.handle(event)
+        self._view.handle(event)
+        self._view.tick()
+
+    def _open(self) -> None:
+        panel = Panel(self.history, f"in this kernel, on {self._device}", 1)
+        if self._panel is not None:
+            panel.rates.begin_after(self._panel.rates)
+        self._panel = panel
+        self._view = LiveView(panel, screen(place()))
+        self._view.handle(Started(0, os.getpid(), self._device, 1))
+        ipython().events.register("post_run_cell", self._cell_ended)
+
+    def _cell_ended(self, result: Any = None) -> None:
+        ipython().events.unregister("post_run_cell", self._cell_ended)
+        for function in self.at_end:
+            function()
+        self.flush()
+        view, self._view = self._view, None
+        assert view is not None
+        error = getattr(result, "error_in_exec", None)
+        if error is None:
+            view.handle(Returned(0, 0))
+        else:
+            view.handle(Failed(0, type(error).__name__, str(error), [], ""))
+        self.history.close()
+        view.close()

@@ -64,9 +64,13 @@ class Ranks:
         elif isinstance(event, Stuck):
             self.ending.setdefault(-1, "the ranks waited for each other")
         elif isinstance(event, Failed):
-            self._end(event.rank, f"raised {event.type_name}")
+            raised = f"raised {event.type_name}"
+            if event.type_name == "KeyboardInterrupt":
+                raised = "interrupted"
+            self._end(event.rank, raised)
             if not event.is_comm:
-                self.ending[event.rank] = f"rank {event.rank} raised {event.type_name}"
+                who = f"rank {event.rank} " if len(self._states) > 1 else ""
+                self.ending[event.rank] = who + raised
         elif isinstance(event, Exited) and event.code != 0:
             self._end(event.rank, "stopped" if event.by_us else _how_it_left(event.code))
             left = "stopped" if event.by_us else f"rank {event.rank} {_how_it_left(event.code)}"

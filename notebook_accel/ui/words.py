@@ -13,24 +13,36 @@ SEPARATOR = " · "
 
 def status(history: History, rates: Rates) -> str:
     """The line of a running run: pass, batch, step, loss, pace, time left in this pass."""
-    parts = [where(rates), *(f"{name} {value}" for name, value in numbers(history)), *pace(rates)]
-    return SEPARATOR.join(part for part in parts if part) or "waiting for the first step"
+    found = [("loss", number(history.last("loss")))] if "loss" in history else []
+    found += [("lr", brief(history.last("lr")))] if "lr" in history else []
+    parts = [*where(rates), *((name, value, "") for name, value in found), *pace(rates)]
+    texts = [" ".join(word for word in part if word) for part in parts]
+    return SEPARATOR.join(texts) or "waiting for the first step"
 
 
-def where(rates: Rates) -> str:
-    """How far the run is: pass, batch, step."""
+def where(rates: Rates) -> list[tuple[str, str, str]]:
+    """How far the run is, in triples of a word, a number and a unit: pass, batch, step."""
     newest = rates.newest
     if newest is None:
-        return ""
+        return []
     batches = "" if newest.num_batches is None else f"/{newest.num_batches:,}"
-    parts = (f"epoch {newest.epoch}", f"batch {newest.batch:,}{batches}", f"step {rates.step:,}")
-    return SEPARATOR.join(parts)
+    return [
+        ("epoch", f"{newest.epoch}", ""),
+        ("batch", f"{newest.batch:,}{batches}", ""),
+        ("step", f"{rates.step:,}", ""),
+    ]
 
 
-def numbers(history: History) -> list[tuple[str, str]]:
-    """The newest loss and learning rate, by their names."""
-    found = [("loss", number(history.last("loss")))] if "loss" in history else []
-    return [*found, *([("lr", brief(history.last("lr")))] if "lr" in history else [])]
+def pace(rates: Rates) -> list[tuple[str, str, str]]:
+    """How fast the run goes, and when this pass will end, in such triples."""
+    parts, now = [], rates.pace()
+    if now.samples_per_s:
+        parts.append(("", rate(now.samples_per_s), "samples/s"))
+    elif now.steps_per_s:
+        parts.append(("", rate(now.steps_per_s), "steps/s"))
+    if now.pass_left_s is not None and now.pass_left_s >= 1:
+        parts.append(("epoch ends in", duration(round(now.pass_left_s)), ""))
+    return parts
 
 
 def latest(history: History, name: str) -> str:
@@ -39,26 +51,15 @@ def latest(history: History, name: str) -> str:
     return brief(value) if is_rate(name) else precise(value)
 
 
-def pace(rates: Rates) -> list[str]:
-    """How fast the run goes, and when this pass will end."""
-    parts, now = [], rates.pace()
-    if now.samples_per_s:
-        parts.append(f"{rate(now.samples_per_s)} samples/s")
-    elif now.steps_per_s:
-        parts.append(f"{rate(now.steps_per_s)} steps/s")
-    if now.pass_left_s is not None and now.pass_left_s >= 1:
-        parts.append(f"epoch ends in {duration(round(now.pass_left_s))}")
-    return parts
-
-
 def summary(rates: Rates, seconds: float, ending: str = "") -> str:
     """The line of a run that is over; ``ending`` says why when it did not run to its end."""
     parts = [ending] if ending else []
-    if rates.step:
-        word = "step" if rates.step == 1 else "steps"
-        parts.append(f"{rates.step:,} {word} in {duration(seconds)}")
-    if rates.samples and seconds > 0:
-        parts.append(f"{rate(rates.samples / seconds)} samples/s")
+    steps, samples = rates.done
+    if steps:
+        word = "step" if steps == 1 else "steps"
+        parts.append(f"{steps:,} {word} in {duration(seconds)}")
+    if samples and seconds > 0:
+        parts.append(f"{rate(samples / seconds)} samples/s")
     return SEPARATOR.join(parts) or f"done in {duration(seconds)}"
 
 
@@ -82,7 +83,7 @@ def facts(history: History) -> str:
 def _fact(history: History, name: str) -> str:
     values, steps = history[name], history.steps(name)
     if is_rate(name):
-        return f"{name} " + " -> ".join(dict.fromkeys((brief(values[0]), brief(values[-1]))))
+        return f"{name} {_way(values)}"
     if len(values) == 1:
         return f"{name} {precise(values[0])} at step {steps[0]}"
     text = f"{name} {precise(values[0])} -> {precise(values[-1])} over {_span(steps)}"
@@ -97,6 +98,14 @@ def _fact(history: History, name: str) -> str:
         first = next(step for v, step in zip(values, steps, strict=True) if not math.isfinite(v))
         text += f"; {len(values) - len(finite)} not finite, the first at {first}"
     return text
+
+
+def _way(values: list[float]) -> str:
+    """What a setting was, in its first, greatest, least and last value."""
+    first, last = brief(values[0]), brief(values[-1])
+    between = [brief(value) for value in (max(values), min(values))]
+    turns = [value for value in between if value not in (first, last)]
+    return " -> ".join([first, *turns, *([last] if turns or last != first else [])])
 
 
 def _span(steps: list[int]) -> str:

@@ -49,7 +49,7 @@ function clock(seconds) {
 
 function ticks(low, high, wanted) {
   const raw = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(raw));
-  const unit = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= raw);
+  const unit = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= raw);
   const found = [];
   for (let n = Math.ceil(low / unit); n * unit <= high * (1 + 1e-9); n += 1) found.push(n * unit);
   return found;
@@ -138,7 +138,7 @@ class Chart {
         if (away < distance) [nearest, distance] = [step, away];
       }
     }
-    this.panel.look(nearest);
+    this.panel.look(nearest, this);
   }
 
   key(event) {
@@ -150,7 +150,7 @@ class Chart {
     const to = Math.min(steps.length - 1, Math.max(0, at + moves[event.key]));
     event.preventDefault();
     event.stopPropagation();
-    this.panel.look(steps[to]);
+    this.panel.look(steps[to], this);
   }
 
   nearest(one, step) {
@@ -181,9 +181,8 @@ class Chart {
       xs: Float32Array.from(one.steps, (step) => along(marks, wishes.axis, step)),
       shown: smoothed(one.means, wishes.smooth),
     }));
-    let low = Infinity, high = -Infinity, right = -Infinity, left = Infinity;
+    let low = Infinity, high = -Infinity;
     for (const one of lines) {
-      one.xs.forEach((x) => { left = Math.min(left, x); right = Math.max(right, x); });
       for (const values of [one.lows, one.highs]) {
         values.forEach((v) => {
           if (Number.isFinite(v) && (!wishes.log || v > 0)) { low = Math.min(low, v); high = Math.max(high, v); }
@@ -198,15 +197,13 @@ class Chart {
       const margin = 0.08 * (high - low) || 0.1 * Math.abs(high) || 0.1;
       [low, high] = [low - margin, high + margin];
     }
-    left = Math.min(0, left);
-    if (!(right > left)) right = left + 1;
-
+    const left = 0, right = along(marks, wishes.axis, panel.farthest) || 1;
     const inner = { width: width - EDGE.left - EDGE.right, height: HEIGHT - EDGE.top - EDGE.bottom };
     const bend = log ? Math.log : (v) => v;
     this.x = (x) => EDGE.left + ((x - left) / (right - left)) * inner.width;
     this.y = (y) => EDGE.top + (1 - (bend(y) - bend(low)) / (bend(high) - bend(low))) * inner.height;
 
-    this.grid(pen, colors, left, right, log ? decades(low, high) : ticks(low, high, 4), width);
+    this.grid(pen, colors, left, right, log ? decades(low, high) : ticks(low, high, 5), width);
     lines.forEach((one, i) => this.line(pen, one, LINES[i % LINES.length], theme, colors));
     this.labels(pen, lines, theme, colors, width);
     this.hair(pen, lines, theme, colors, width);
@@ -234,7 +231,7 @@ class Chart {
     }
     pen.textAlign = "center";
     pen.textBaseline = "alphabetic";
-    const places = ticks(left, right, Math.max(2, (width - 130) / 90));
+    const places = ticks(left, right, Math.max(2, (width - 130) / 70));
     for (const value of places) {
       const text = axis === "time" ? clock(value) : axis === "step" ? value.toLocaleString("en") : short(value);
       if (axis !== "step" || Number.isInteger(value)) pen.fillText(text, this.x(value), HEIGHT - 7);
@@ -307,12 +304,15 @@ class Chart {
     }
   }
 
+  // Each curve's name and value at its end: the newest one, or that at the step looked at.
   labels(pen, lines, theme, colors, width) {
+    const { looked } = this.panel;
     const placed = lines.map((one, i) => {
       let last = one.shown.length - 1;
       while (last > 0 && !Number.isFinite(one.shown[last])) last -= 1;
       const y = Number.isFinite(one.shown[last]) ? this.y(one.shown[last]) : EDGE.top;
-      return { one, i, y };
+      const value = looked === null ? one.last : one.means[this.nearest(one, looked)];
+      return { one, i, y, broken: !Number.isFinite(value ?? NaN), text: looked === null ? one.said : short(value) };
     }).sort((a, b) => a.y - b.y);
     let floor = EDGE.top + 4;
     const room = HEIGHT - EDGE.bottom - 13;
@@ -322,50 +322,52 @@ class Chart {
     });
     pen.textAlign = "left";
     pen.textBaseline = "middle";
-    for (const { one, i, y } of placed) {
-      const style = LINES[i % LINES.length], x = width - EDGE.right + 8;
-      const broken = !Number.isFinite(one.last);
-      pen.fillStyle = broken ? colors.alarm : style[theme];
-      const name = one.name.length > 13 ? one.name.slice(0, 12) + "…" : one.name;
-      pen.fillText(name, x, y - 6);
+    for (const { one, i, y, broken, text } of placed) {
+      const x = width - EDGE.right + 8;
+      pen.fillStyle = broken ? colors.alarm : LINES[i % LINES.length][theme];
+      pen.fillText(one.name.length > 13 ? one.name.slice(0, 12) + "…" : one.name, x, y - 6);
       pen.font = "600 11px system-ui, sans-serif";
-      pen.fillText(one.said, x, y + 7);
+      pen.fillText(text, x, y + 7);
       pen.font = "11px system-ui, sans-serif";
     }
   }
 
   hair(pen, lines, theme, colors, width) {
-    const step = this.panel.looked;
-    hide(this.tip, step === null);
-    if (step === null) return;
-    const words = [];
-    let x = 0;
-    lines.forEach((one, i) => {
-      if (!one.xs.length) return;
-      const at = this.nearest(one, step);
-      if (Number.isFinite(one.shown[at])) {
-        pen.fillStyle = LINES[i % LINES.length][theme];
-        pen.beginPath();
-        pen.arc(this.x(one.xs[at]), this.y(one.shown[at]), 3.5, 0, 7);
-        pen.fill();
-      }
-      x = x || this.x(one.xs[at]);
-      const range = one.exact || one.lows[at] === one.highs[at] ? "" : `  (${short(one.lows[at])} to ${short(one.highs[at])})`;
-      words.push(`${one.name} ${short(one.means[at])}${range}`);
-    });
+    const { looked, pointed, marks } = this.panel;
+    hide(this.tip, looked === null || pointed !== this);
+    if (looked === null) return;
+    const x = this.x(along(marks, this.panel.wishes.axis, looked));
     pen.strokeStyle = colors.faint;
     pen.lineWidth = 1;
     pen.beginPath();
     pen.moveTo(Math.round(x) + 0.5, EDGE.top);
     pen.lineTo(Math.round(x) + 0.5, HEIGHT - EDGE.bottom);
     pen.stroke();
-    const marks = this.panel.marks, parts = [`step ${Math.round(step).toLocaleString("en")}`];
+    const words = [this.where(looked)];
+    lines.forEach((one, i) => {
+      const at = this.nearest(one, looked);
+      if (!one.size) return;
+      if (Number.isFinite(one.shown[at])) {
+        pen.fillStyle = LINES[i % LINES.length][theme];
+        pen.beginPath();
+        pen.arc(this.x(one.xs[at]), this.y(one.shown[at]), 3.5, 0, 7);
+        pen.fill();
+      }
+      const range = one.exact || one.lows[at] === one.highs[at] ? "" : `, ${short(one.lows[at])} to ${short(one.highs[at])} around it`;
+      words.push(`${one.name} ${short(one.means[at])}${range}`);
+    });
+    if (this.tip.hidden) return;
+    say(this.tip, words.join("\n"));
+    const wide = this.tip.offsetWidth;
+    this.tip.style.left = `${x + 14 + wide > width ? Math.max(0, x - 14 - wide) : x + 14}px`;
+    this.tip.style.top = "24px";
+  }
+
+  where(step) {
+    const { marks } = this.panel, parts = [`step ${Math.round(step).toLocaleString("en")}`];
     if (marks.step.length) {
       parts.push(`epoch ${short(Number(along(marks, "epoch", step).toFixed(2)))}`, clock(along(marks, "time", step)));
     }
-    say(this.tip, [parts.join(" · "), ...words].join("\n"));
-    const wide = this.tip.offsetWidth;
-    this.tip.style.left = `${x + 12 + wide > width ? Math.max(0, x - 12 - wide) : x + 12}px`;
-    this.tip.style.top = "26px";
+    return parts.join(" · ");
   }
 }

@@ -9,7 +9,8 @@ class Panel {
   constructor(model, el) {
     this.model = model;
     this.charts = new Map();
-    this.looked = null;
+    this.looked = null; // the step under the pointer, or that keys have gone to
+    this.pointed = null; // and in which chart
     this.wishes = { axis: "step", smooth: 0, log: false, ...Panel.kept() };
     this.build();
     el.append(this.root);
@@ -87,9 +88,10 @@ class Panel {
     this.plan();
   }
 
-  look(step) {
+  look(step, chart = null) {
     if (step === this.looked) return;
     this.looked = step;
+    this.pointed = chart;
     this.plan();
   }
 
@@ -131,9 +133,9 @@ class Panel {
       this.bar.setAttribute("aria-valuenow", Math.round(100 * done));
       this.bar.setAttribute("aria-valuetext", state.where);
     }
-    this.fill(this.meters, state.meters ?? [], () => make("span", {}, make("i"), " ", make("b")), (node, [name, value]) => {
-      say(node.firstChild, name);
-      say(node.lastChild, value);
+    const meter = () => make("span", {}, make("i"), " ", make("b"), " ", make("i"));
+    this.fill(this.meters, state.meters ?? [], meter, (node, words) => {
+      words.forEach((word, i) => say(node.children[i], word));
     });
     this.fill(this.alarms, state.alarms ?? [], () => make("div"), (node, text) => say(node, `▲ ${text}`));
     this.fill(this.tasks, state.tasks ?? [], () => make("div"), (node, text) => say(node, `… ${text}`));
@@ -161,6 +163,9 @@ class Panel {
     }
     const nodes = shown.map((metric) => this.charts.get(metric).node);
     if (nodes.some((node, i) => this.grid.children[i] !== node)) this.grid.replaceChildren(...nodes);
+    // An odd number gives the first chart all the width.
+    nodes.forEach((node, i) => { node.style.gridColumn = i === 0 && nodes.length % 2 ? "1 / -1" : ""; });
+    this.farthest = Math.max(1, ...series.map((one) => one.steps[one.size - 1] ?? 0));
     for (const metric of shown) this.charts.get(metric).draw(groups.get(metric));
     hide(this.tools, !shown.length);
   }
