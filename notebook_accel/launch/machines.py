@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from notebook_accel.errors import ConfigError, RunInterrupted, RunTimeout
+from notebook_accel.errors import RunInterrupted, RunTimeout
 from notebook_accel.events.sinks import Sink
-from notebook_accel.launch import addresses, elastic
+from notebook_accel.launch import addresses, elastic, store
 from notebook_accel.launch.attempts import equip
 from notebook_accel.launch.elastic import Agent, End, Meeting, Start, Stop
 from notebook_accel.launch.handle import Run
@@ -47,7 +47,7 @@ class Listening:
             self._due = time.monotonic() + (GRACE_S if isinstance(self.word, End) else 0.0)
         if self.word is not None and time.monotonic() >= self._due:
             self._due = float("inf")
-            self._attempt.kill()
+            self._attempt.give_way()
 
     def close(self) -> None:
         """Leave the agent: it outlives the attempt."""
@@ -163,24 +163,13 @@ def listen(host: str, port: int) -> socket.socket:
 
     Errors: ConfigError when the port is taken.
     """
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            listener.bind(("", port))  # the others know this machine by an address of a router's
+        with socket.socket() as probe:
+            probe.bind((host, 0))
     except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"port {port} on {host} cannot be used: {error.strerror}",
-            "another program, perhaps another notebook's run, listens there",
-            "pass another use_port, the same on every machine",
-        ) from error
-    listener.listen(128)
-    return listener
+        if error.errno == errno.EADDRNOTAVAIL:  # the others know it by an address of a router's
+            return store.listen("", port)
+    return store.listen(host, port)
 
 
 def talking_through(address: str) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -17,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from notebook_accel.errors import ConfigError, LaunchError, RunInterrupted
+from notebook_accel.errors import LaunchError, RunInterrupted
 from notebook_accel.events import shelf
 from notebook_accel.events.history import History
 from notebook_accel.events.pulse import Beat
 from notebook_accel.events.records import Logs, Recorder
 from notebook_accel.events.sinks import Sink
 from notebook_accel.events.story import About
-from notebook_accel.launch import start, streams, verdict, wire
+from notebook_accel.launch import start, store, streams, verdict, wire
 from notebook_accel.launch.about import about, hider
 from notebook_accel.launch.guard import Guard
 from notebook_accel.launch.left_behind import Reminder
@@ -44,7 +43,8 @@ _RESTART = "TORCHELASTIC_RESTART_COUNT"
 class Order:
     """Everything decided about a run before it starts.
 
-    ``agent_store`` says that the ranks meet at a store that is served already, by an agent.
+    ``agent_store`` says that the ranks meet at a store that is served already, by an agent;
+    ``gathers`` that the ranks of other machines report here as well.
     """
 
     job: start.Job
@@ -57,6 +57,13 @@ class Order:
     timeout_s: float | None
     on_interrupt: str
     agent_store: bool = False
+    gathers: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks report here."""
+        places = self.plan.placements
+        return places[0].size if self.gathers else len(places)
 
 
 class Interrupts:
@@ -95,7 +102,7 @@ class Attempt:
     def __init__(self, order: Order, interrupts: Interrupts, is_recorded: bool = False) -> None:
         self.order = order
         self.history = History()
-        self.logs = streams.RankLogs(len(order.plan.placements))
+        self.logs = streams.RankLogs(order.num_ranks)
         self.recorder = Recorder(
             _about(order),
             self.history,
@@ -107,6 +114,7 @@ class Attempt:
         self._interrupts = interrupts
         self._supervisor: Supervisor | None = None
         self._early: list[str] = []
+        self.gives_way = False
         self._classes = {
             name: value
             for name, value in list(vars(sys.modules["__main__"]).items())
@@ -126,6 +134,11 @@ class Attempt:
     def kill(self) -> None:
         """End the ranks now."""
         self._ask("kill")
+
+    def give_way(self) -> None:
+        """End the ranks now, for they start again together with those of other machines."""
+        self.gives_way = True
+        self.kill()
 
     def beats(self) -> list[Beat]:
         """Give each rank's newest pulse; nothing before the start."""
@@ -173,17 +186,17 @@ class Attempt:
         places = order.plan.placements
         pulses = PulsePage(flags_fd, len(places), create=True)
         stack.callback(pulses.close)
-        store, env = _rendezvous(order, stack)
+        store_fd, env = store.serve(order, stack)
         seats = []
         for placement in places:
             seat = Seat(
                 placement,
                 _threads(order),
-                {**env, **_rank_env(placement), **order.plan.env, **order.env},
+                {**env, **store.rank_env(placement), **order.plan.env, **order.env},
                 order.settings,
                 "ipykernel" in sys.modules,
             )
-            lane, seat = open_lane(seat, flags_fd, store)
+            lane, seat = open_lane(seat, flags_fd, store_fd)
             stack.callback(lane.close)
             seats.append((lane, seat))
         with _starting:
@@ -307,7 +320,8 @@ def _about(order: Order) -> About:
         "timeout_s": order.timeout_s,
         "restart": int(restart) or None,
     }
-    return about(order.job, order.plan, order.choice.method, asked, order.env)
+    told = about(order.job, order.plan, order.choice.method, asked, order.env)
+    return replace(told, num_ranks=order.num_ranks)
 
 
 def _salvaged(ranks: list[RankState], values: list[Any]) -> list[Any]:
@@ -324,48 +338,6 @@ def _how_it_stopped(ranks: list[RankState]) -> str:
         f"the run was stopped at {at}{how}; this exception's .result (sys.last_value.result in "
         "the next cell) has the curve, and in .salvaged the models of rank 0"
     )
-
-
-# ── the rendezvous ────────────────────────────────────────────────────────────────────────────
-
-
-def _rendezvous(order: Order, stack: contextlib.ExitStack) -> tuple[int, dict[str, str]]:
-    """Bind the socket on which rank 0 will serve the store; give it and what workers must know.
-
-    Bound here and handed over, so that no other program can take the port in between.
-    """
-    places = order.plan.placements
-    env = {
-        "MASTER_ADDR": order.master_addr,
-        "MASTER_PORT": str(order.port or 0),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # every rank is a client of rank 0's store
-    }
-    if order.plan.on_one_machine and "GLOO_SOCKET_IFNAME" not in os.environ:
-        env["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    if order.agent_store or places[0].rank != 0:
-        return -1, env
-    listener = stack.enter_context(socket.socket())
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((order.master_addr if order.plan.on_one_machine else "", order.port or 0))
-    except OSError as error:
-        raise ConfigError(
-            f"port {order.port} on {order.master_addr} cannot be used: {error.strerror}",
-            "another program, perhaps another notebook's run, listens there",
-            "leave out use_port: a free port is taken",
-        ) from error
-    listener.listen(max(128, places[0].size))
-    env["MASTER_PORT"] = str(listener.getsockname()[1])
-    return listener.fileno(), env
-
-
-def _rank_env(placement: Any) -> dict[str, str]:
-    return {
-        "RANK": str(placement.rank),
-        "WORLD_SIZE": str(placement.size),
-        "LOCAL_RANK": str(placement.local_rank),
-        "LOCAL_WORLD_SIZE": str(placement.local_size),
-    }
 
 
 def _threads(order: Order) -> int:

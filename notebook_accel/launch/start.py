@@ -180,6 +180,13 @@ class Job:
     kwargs: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class PackedJob(Job):
+    """A call that was packed on another machine: the file ``payload``, which only workers open."""
+
+    payload: int = -1
+
+
 def start(method: str, job: Job, seats: list[tuple[Lane, Seat]], ours: list[int]) -> Crew:
     """Start one worker for every seat; ``ours`` are descriptors they must not inherit.
 
@@ -187,7 +194,7 @@ def start(method: str, job: Job, seats: list[tuple[Lane, Seat]], ours: list[int]
     """
     if method == "fork":
         return _fork(job, seats, ours)
-    payload, num_moved = _payload(job)
+    payload, num_moved = pack(job)
     try:
         if num_moved:
             print(f"note: {num_moved} tensors on a device travel to the workers as CPU tensors")
@@ -203,7 +210,10 @@ def _fork(job: Job, seats: list[tuple[Lane, Seat]], ours: list[int]) -> Crew:
     parent = os.getpid()
     pids: list[int] = []
     held = [*ours]
-    load = worker.forked_call(job.function, job.args, job.kwargs)
+    if isinstance(job, PackedJob):
+        load = worker.fresh_call(job.payload)
+    else:
+        load = worker.forked_call(job.function, job.args, job.kwargs)
     gc.freeze()  # so that no collection in a child touches, and copies, the kernel's pages
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
@@ -298,8 +308,13 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-def _payload(job: Job) -> tuple[int, int]:
-    """Write the call and the kernel's state to a file; give its descriptor and a count of moves."""
+def pack(job: Job) -> tuple[int, int]:
+    """Write the call and the kernel's state to a file; give its descriptor and a count of moves.
+
+    Errors: LaunchError naming the variable that cannot travel.
+    """
+    if isinstance(job, PackedJob):
+        return os.dup(job.payload), 0
     import torch
 
     numpy = sys.modules.get("numpy")

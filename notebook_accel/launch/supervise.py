@@ -253,7 +253,7 @@ class Supervisor:
             state.failed = event
             state.reported_at = now
             self._count_trouble(state)
-        self._emit(event)
+        self.emit(event)
 
     def _note_step(self, state: RankState, event: Progress | Metrics, now: float) -> None:
         step = event.step if isinstance(event, Progress) else event.points[-1][1]
@@ -262,7 +262,8 @@ class Supervisor:
                 state.step_s = (now - state.last_step_at) / (step - state.last_step)
             state.last_step, state.last_step_at = step, now
 
-    def _emit(self, event: Any) -> None:
+    def emit(self, event: Any) -> None:
+        """Show an event to every sink."""
         for sink in list(self._sinks):
             self._call(sink, sink.handle, event)
 
@@ -294,8 +295,8 @@ class Supervisor:
             and not state.we_killed
         ):
             note = f"note: rank {state.rank} returned, then its process ended with code {code}\n"
-            self._emit(Output(rank, "stderr", note, announced=True))
-        self._emit(Exited(rank, code, state.we_killed))
+            self.emit(Output(rank, "stderr", note, announced=True))
+        self.emit(Exited(rank, code, state.we_killed))
         self._rewatch_crew()
 
     def _rewatch_crew(self) -> None:
@@ -333,9 +334,9 @@ class Supervisor:
             self.ending = Ending("timeout", now)
         elif self.ending is None and self.waits.stuck(now, self._pids()):
             self.ending = Ending("stuck", now)
-            self._emit(Stuck())
+            self.emit(Stuck())
         elif self.ending is None and (note := self.waits.slow(now)):
-            self._emit(Output(0, "stderr", note, announced=True))
+            self.emit(Output(0, "stderr", note, announced=True))
         if self.ending is not None:
             self._descend(self.ending, now)
         for rank, state in enumerate(self.ranks):
@@ -344,7 +345,7 @@ class Supervisor:
                     f"note: rank {state.rank} was ended: its exit functions took {EXIT_S:.0f} s\n"
                 )
                 if not state.we_killed:
-                    self._emit(Output(rank, "stderr", note, announced=True))
+                    self.emit(Output(rank, "stderr", note, announced=True))
                 self._kill_rank(rank)
 
     def _descend(self, ending: Ending, now: float) -> None:
