@@ -138,7 +138,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
         ``prepare`` does it for those that it wraps.
         """
         hook = str(self.comm_hook), str(self.comm_wrapper), self.comm_state_option
-        _worker_side("strategies.ddp", "compress_gradients")(model, *hook)
+        _worker_side("strategies.gradient_hooks", "compress_gradients")(model, *hook)
 
 
 @dataclass

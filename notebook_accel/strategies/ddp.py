@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,6 +19,7 @@ from notebook_accel.ranks.collectives import broadcast
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.base import Engine, Layout
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
+from notebook_accel.strategies.gradient_hooks import compress_gradients
 from notebook_accel.strategies.precision import Precision
 
 _averages = attrgetter("require_backward_grad_sync")
@@ -121,32 +121,6 @@ class DDPEngine(Engine):
             model.require_backward_grad_sync = before
 
 
-def compress_gradients(
-    model: DistributedDataParallel, hook: str, wrapper: str = "no", options: Any = None
-) -> None:
-    """Let ``model`` send its gradients to the other ranks in the form ``hook`` of ``wishes.DDP``.
-
-    ``options`` are arguments of the ``PowerSGDState`` of PowerSGD hooks.
-
-    Source: torch.distributed.algorithms.ddp_comm_hooks.
-    """
-    if hook == "no":
-        return
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-    state: Any = None
-    send: Any
-    if hook in ("fp16", "bf16"):
-        send = getattr(default_hooks, f"{hook}_compress_hook")
-    else:
-        state = powerSGD_hook.PowerSGDState(process_group=None, **(options or {}))
-        batched = hook == "batched_power_sgd"
-        send = powerSGD_hook.batched_powerSGD_hook if batched else powerSGD_hook.powerSGD_hook
-    if wrapper != "no":
-        send = getattr(default_hooks, f"{wrapper}_compress_wrapper")(send)
-    model.register_comm_hook(state, _nameless(send))
-
-
 @contextmanager
 def sync_next_backward(model: nn.Module) -> Iterator[None]:
     """Average gradients in a backward inside the block, although its forward was in ``no_sync``.
@@ -164,13 +138,6 @@ def sync_next_backward(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.require_backward_grad_sync = before
-
-
-def _nameless(send: Any) -> Any:
-    """Hide a hook's name: torch refuses bf16 hooks by name where there is no nccl; gloo can."""
-    if dist.get_backend() != "gloo":
-        return send
-    return lambda state, bucket: send(state, bucket)
 
 
 def share_state(model: nn.Module, world: World) -> None:

@@ -97,30 +97,46 @@ def test_clipping_really_clips(runs: dict) -> None:
 
 def pads_the_tail():
     """Two or four ranks on 10 rows: the tail is completed from the start of the pass."""
+    import itertools
+
     import torch
     from torch import nn
     from torch.utils.data import DataLoader
 
-    from notebook_accel import Accelerator
+    from notebook_accel import Accelerator, GradScalerKwargs
 
-    accelerator = Accelerator(cpu=True)
-    size = accelerator.num_processes
-    rows = torch.arange(10.0).view(-1, 1)
-    if size == 1:  # the same padded list of rows, read by one process
-        rows = torch.cat([rows, rows[:6]])
-    torch.manual_seed(0)
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    loader = DataLoader(rows, batch_size=8 // size)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for x in loader:
-        optimizer.zero_grad()
-        accelerator.backward((model(x) - 1).square().mean())
-        optimizer.step()
-    return [v.item() for v in accelerator.get_state_dict(model).values()]
+    def train(precision, clip):
+        scale = GradScalerKwargs(init_scale=256.0)
+        accelerator = Accelerator(cpu=True, mixed_precision=precision, kwargs_handlers=[scale])
+        size = accelerator.num_processes
+        rows = torch.arange(10.0).view(-1, 1) / 10
+        if size == 1:  # the same padded list of rows, read by one process
+            rows = torch.cat([rows, rows[:6]])
+        torch.manual_seed(0)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(rows, batch_size=8 // size)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        norms = []
+        for _ in range(3):
+            for x in loader:
+                optimizer.zero_grad()
+                accelerator.backward((model(x) - 1).square().mean())
+                norms.append(accelerator.clip_grad_norm_(model.parameters(), clip).item())
+                optimizer.step()
+        return [*norms, *(v.item() for v in accelerator.get_state_dict(model).values())]
+
+    ways = itertools.product(("no", "bf16", "fp16"), (0.5, 1e9))
+    return {f"{precision}, {clip}": train(precision, clip) for precision, clip in ways}
 
 
 def test_uneven_data_equals_one_process_on_the_same_padded_list() -> None:
+    """In every precision, clipped or not."""
     alone, *together = (run_ranks(pads_the_tail, n) for n in (1, 2, 4))
-    for ranks in together:
-        assert all(one == pytest.approx(alone[0], abs=1e-6) for one in ranks)
+    tolerances = {"no": 1e-6, "bf16": 1e-2, "fp16": 2e-3}
+    for way, expected in alone[0].items():
+        for ranks in together:
+            near = pytest.approx(expected, abs=tolerances[way.split(",")[0]])
+            assert all(one[way] == near for one in ranks), way
+    assert alone[0]["no, 0.5"] != pytest.approx(alone[0]["no, 1000000000.0"], abs=1e-2)
+    assert alone[0]["no, 0.5"] != pytest.approx(alone[0]["bf16, 0.5"], abs=1e-6)
