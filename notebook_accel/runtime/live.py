@@ -178,11 +178,12 @@ class _Series:
 class Ring:
     """Numbers on their way from a device: copied aside in order, read when they have arrived.
 
-    Nothing waits for the device, unless all ``RING_SIZE`` places are on their way.
+    Nothing waits for the device, unless all ``RING_SIZE`` places are on their way. ``event`` makes
+    a mark in the device's work that tells when it is reached, by default torch's own.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._module = torch.get_device_module(device)
+    def __init__(self, device: torch.device, event: Callable[[], Any] | None = None) -> None:
+        self._event = event or torch.get_device_module(device).Event
         self._places = torch.zeros(RING_SIZE, pin_memory=device.type == "cuda")
         self._free = deque(range(RING_SIZE))
         self._sent: deque[tuple[Any, int, str, int]] = deque()
@@ -192,7 +193,7 @@ class Ring:
         arrived = [] if self._free else self.take(wait=True)
         place = self._free.popleft()
         self._places[place].copy_(value, non_blocking=True)
-        event = self._module.Event()
+        event = self._event()
         event.record()
         self._sent.append((event, place, name, step))
         return arrived
