@@ -15,12 +15,15 @@ _WHERE = {
     "AutocastKwargs": "config.handlers",
     "CheckpointError": "errors",
     "ConfigError": "errors",
+    "DDP": "config.wishes",
     "DDPCommunicationHookType": "config.handlers",
     "DataLoaderConfiguration": "config.loading",
     "DevicePicker": "ui.picker",
     "DistributedDataParallelKwargs": "config.handlers",
     "DistributedOperationException": "errors",
     "DistributedType": "config.kinds",
+    "FSDP": "config.wishes",
+    "FullyShardedDataParallelPlugin": "config.fsdp",
     "GradScalerKwargs": "config.handlers",
     "GuardRail": "errors",
     "InitProcessGroupKwargs": "config.handlers",
@@ -36,6 +39,7 @@ _WHERE = {
     "RunInterrupted": "errors",
     "RunResult": "launch.result",
     "RunTimeout": "errors",
+    "SingleDevice": "config.wishes",
     "StopRun": "errors",
     "WorkerDied": "errors",
     "WorkerFailed": "errors",
@@ -84,6 +88,7 @@ __all__ = sorted([*_WHERE, *_MODULES, "__version__"])
 if TYPE_CHECKING:
     from notebook_accel.checkpoint.weights import load_weights
     from notebook_accel.compat.trainer import use_in_trainer
+    from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
     from notebook_accel.config.guards import without_guards
     from notebook_accel.config.handlers import (
         AutocastKwargs,
@@ -97,6 +102,7 @@ if TYPE_CHECKING:
     from notebook_accel.config.kinds import DistributedType
     from notebook_accel.config.loading import DataLoaderConfiguration
     from notebook_accel.config.resolve import RunConfig
+    from notebook_accel.config.wishes import DDP, FSDP, SingleDevice
     from notebook_accel.data.skip import skip_first_batches
     from notebook_accel.errors import (
         CheckpointError,

@@ -10,14 +10,14 @@ from notebook_accel.errors import NotHere
 if TYPE_CHECKING:
     from notebook_accel.config.resolve import RunConfig
 
-STRATEGIES = "'Strategies' (FSDP, DeepSpeed, tensor, pipeline and sequence parallelism, fp8)"
+STRATEGIES = "'Strategies' (DeepSpeed, tensor, pipeline and sequence parallelism, fp8)"
 LAUNCH = "'Config and launch' (configuration files and the command line)"
 BIG_MODELS = "big-model inference (models spread over devices, CPU and disk)"
 HARDWARE = "support for that hardware"
 
 _COMING = {
     STRATEGIES: """
-        DeepSpeedPlugin FullyShardedDataParallelPlugin MegatronLMPlugin TorchTensorParallelPlugin
+        DeepSpeedPlugin MegatronLMPlugin TorchTensorParallelPlugin
         ParallelismConfig TorchTensorParallelConfig TorchContextParallelConfig
         DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler HfDeepSpeedConfig
         DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper
@@ -112,10 +112,13 @@ def refuse_unbuilt(config: RunConfig) -> None:
     for name, value in config.given().items():
         if value in SETTINGS[name].coming:
             origin = config.origin(name)
+            asked = f"{name}={value!r}"
+            if origin.kind != "argument":
+                asked += f" (from {origin})"
             raise NotHere(
-                f"{origin.quote(name, value)} asks for what is not here yet",
+                f"{asked} asks for what is not here yet",
                 f"it comes with {_BROUGHT_BY.get(name, STRATEGIES)}, which is not built yet",
-                f"leave {name} out: several ranks train by data parallelism",
+                f"choose another {name}, or leave it out",
             )
 
 

@@ -74,18 +74,18 @@ class FSDP(Strategy):
     A part of the model (a block) is whole on a rank only while it computes; its gradients are
     averaged and cut up again. ``auto_wrap_policy`` says what the parts are: "auto" the classes of
     ``_no_split_modules``, else the blocks of the model's lists, else the model as one part;
-    "transformer_based_wrap" the classes ``transformer_cls_names_to_wrap`` (without names as
-    "auto", but an error where there are none); "size_based_wrap" whatever has ``min_num_params``;
-    "no_wrap" the whole model; a function ``policy(module=, recurse=, nonwrapped_numel=)`` as
-    torch has them says it of each module. ``reshard_after_forward=False`` keeps parts whole until their
-    backward: faster, and more memory. ``replicas`` copies of the sharded model make HSDP: shards
-    among neighbors, gradients averaged between the copies; "machines" is a copy on each machine. ``cpu_offload`` keeps shards in the
-    memory of the CPU; ``activation_checkpointing`` computes the blocks' forward a second time
-    instead of keeping what it made. ``cpu_ram_efficient_loading``: only rank 0 has weights, the
-    other ranks' models may be on the meta device. ``ignored_modules`` (modules, or a pattern of
-    their names) stay whole on every rank; nothing in them may be trained. ``param_dtype``,
-    ``reduce_dtype`` and ``output_dtype`` override what the precision says: parts compute in its
-    dtype, gradients are averaged in float32.
+    "transformer_based_wrap" the classes ``transformer_cls_names_to_wrap`` (without names as "auto",
+    but an error where there are none); "size_based_wrap" whatever has ``min_num_params``; "no_wrap"
+    the whole model; a function ``policy(module=, recurse=, nonwrapped_numel=)`` as torch has them
+    says it of each module. ``reshard_after_forward=False`` keeps parts whole until their backward:
+    faster, and more memory. ``replicas`` copies of the sharded model make HSDP: shards among
+    neighbors, gradients averaged between the copies; "machines" is a copy on each machine.
+    ``cpu_offload`` keeps shards in the memory of the CPU; ``activation_checkpointing`` computes the
+    blocks' forward a second time instead of keeping what it made. ``cpu_ram_efficient_loading``:
+    only rank 0 has weights, the other ranks' models may be on the meta device. ``ignored_modules``
+    (modules, or a pattern of their names) stay whole on every rank; nothing in them may be trained.
+    ``param_dtype``, ``reduce_dtype`` and ``output_dtype`` override what the precision says: parts
+    compute in its dtype, gradients are averaged in float32.
 
     Errors: ConfigError for what cannot be.
     Source: Zhao et al. 2023, "PyTorch FSDP"; torch.distributed.fsdp.fully_shard.

@@ -31,6 +31,7 @@ from notebook_accel.config.handlers import (
 )
 from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.config.project import ProjectConfiguration
+from notebook_accel.config.strategy import chosen_strategy
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
@@ -50,6 +51,7 @@ from notebook_accel.runtime.optimizer import cannot_travel
 from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.runtime.profiling import Profiling
 from notebook_accel.runtime.recording import Recording
+from notebook_accel.runtime.sharing import Plugins
 from notebook_accel.runtime.showing import Showing
 from notebook_accel.strategies.cpu_bf16 import say_how_bf16_runs
 from notebook_accel.strategies.precision import Precision
@@ -101,12 +103,11 @@ class Accelerator(
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
         *,
-        strategy: Strategy | None = None,
+        strategy: Strategy | str | None = None,
         schedule_in_updates: bool = False,
     ) -> None:
         refuse_absent(
             deepspeed_plugin=deepspeed_plugin,
-            fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
             deepspeed_plugins=deepspeed_plugins,
@@ -133,7 +134,8 @@ class Accelerator(
         )
         if precision == "bf16" and self._world.device.type == "cpu" and self._world.rank == 0:
             say_how_bf16_runs()
-        self._engine = build(self._handlers.strategy(strategy), self._world, numbers)
+        chosen = chosen_strategy(strategy, fsdp_plugin, self._handlers, asked)
+        self._engine = build(chosen.wish, self._world, numbers)
         self._clock = Clock(num_steps, self._passes, plugin)
         self._seed = Seed()
         self._wardrobe = Wardrobe(
@@ -152,7 +154,8 @@ class Accelerator(
             self.project_configuration.set_directories(project_dir)
         self._begin_keeping()
         self._choose_trackers(log_with)
-        faces = faces_of(self, self._clock, plugin, precision, self._dynamo)
+        self._plugins = Plugins(self._engine.kind, chosen.fsdp_plugin)
+        faces = faces_of(self, self._clock, plugin, precision, self._dynamo, self._plugins)
         self.state, self.gradient_state = faces
         self._live = live_events(self._engine.layout.loss_owner, self._world, self._wardrobe)
         if worker is not None and self._live is not None:

@@ -22,8 +22,8 @@ from notebook_accel.ranks.world import World, leave
 from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.gradient_state import GradientState
+from notebook_accel.runtime.sharing import Plugins, Sharing
 from notebook_accel.runtime.shown import not_there, settle, shared_state
-from notebook_accel.runtime.unsharded import Unsharded
 
 # What a topology's face shares with the one that it shows.
 _TOPOLOGY = ("_world", "_stop", "_passes", "_pid")
@@ -122,7 +122,7 @@ class PartialState(AmongRanks):
         PartialState._shared_state.clear()
 
 
-class AcceleratorState(PartialState, Unsharded):
+class AcceleratorState(PartialState, Sharing):
     """What a PartialState shows, and the precision of the newest Accelerator.
 
     Errors: RuntimeMisuse when there is no Accelerator yet; ConfigError (a ValueError) for values
@@ -167,8 +167,9 @@ class AcceleratorState(PartialState, Unsharded):
         return self._dynamo
 
     @property
-    def fsdp_plugin(self) -> None:
-        """How models are sharded; None, as they are not."""
+    def distributed_type(self) -> DistributedType:
+        """What kind of ranks these are, or how models lie across them."""
+        return self._plugins.kind or super().distributed_type
 
     @property
     def device_mesh(self) -> None:
@@ -182,13 +183,18 @@ class AcceleratorState(PartialState, Unsharded):
 
 
 def faces_of(
-    ranks: AmongRanks, clock: Clock, plugin: Any, precision: str, dynamo: Any
+    ranks: AmongRanks,
+    clock: Clock,
+    plugin: Any,
+    precision: str,
+    dynamo: Any,
+    plugins: Plugins,
 ) -> tuple[AcceleratorState, GradientState]:
     """Make the faces of one Accelerator, and let the shared ones show it while it is the newest."""
     settle()
     topology = {name: getattr(ranks, name) for name in _TOPOLOGY}
     state = AcceleratorState.__new__(AcceleratorState)
-    state.__dict__.update(topology, _precision=precision, _dynamo=dynamo)
+    state.__dict__.update(topology, _precision=precision, _dynamo=dynamo, _plugins=plugins)
     gradients = GradientState.__new__(GradientState)
     gradients.__dict__.update(_clock=clock, _plugin=plugin)
 

@@ -18,7 +18,7 @@ from notebook_accel.runtime.faces import AcceleratorState, kind_of_ranks
 from notebook_accel.runtime.gradient_state import GradientState
 from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.runtime.prepare import Wardrobe
-from notebook_accel.runtime.unsharded import Unsharded
+from notebook_accel.runtime.sharing import Sharing
 from notebook_accel.strategies.base import Engine
 from notebook_accel.strategies.compiled import compile_model, uncompiled
 from notebook_accel.strategies.ddp import sync_next_backward
@@ -26,7 +26,7 @@ from notebook_accel.strategies.ddp import sync_next_backward
 Prepared = TypeVar("Prepared")
 
 
-class Showing(Unsharded):
+class Showing(Sharing):
     """The part of an Accelerator that shows what is in it."""
 
     state: AcceleratorState
@@ -51,8 +51,8 @@ class Showing(Unsharded):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What kind of ranks there are."""
-        return kind_of_ranks(self._world)
+        """What kind of ranks there are, or how models lie across them."""
+        return self._plugins.kind or kind_of_ranks(self._world)
 
     @property
     def use_distributed(self) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.world import World
@@ -53,7 +54,12 @@ class Layout:
 
 
 class Engine:
-    """The single-device engine: moves, computes, scales, clips, steps."""
+    """The single-device engine: moves, computes, scales, clips, steps.
+
+    ``kind`` is what Accelerate calls a way to share a model; None where each rank has the whole.
+    """
+
+    kind: DistributedType | None = None
 
     def __init__(self, wish: Strategy, world: World, precision: Precision) -> None:
         self.wish = wish

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
@@ -16,7 +16,7 @@ _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
 
 
 def find_blocks(
-    model: nn.Module, policy: str, class_names: Collection[str] = (), min_num_params: int = 0
+    model: nn.Module, policy: Any, class_names: Collection[str] = (), min_num_params: int = 0
 ) -> list[nn.Module]:
     """Choose the parts of ``model`` by a policy of ``wishes.FSDP``; inner parts come first.
 
@@ -25,6 +25,8 @@ def find_blocks(
     """
     if policy == "no_wrap":
         return []
+    if callable(policy):
+        return [one for one in _inner_first(model) if one is not model and _wants(policy, one)]
     if policy == "size_based_wrap":
         return _large_parts(model, min_num_params)
     if class_names:
@@ -90,6 +92,13 @@ def _large_parts(model: nn.Module, least: int) -> list[nn.Module]:
 
     left_of(model)
     return chosen
+
+
+def _wants(policy: Callable[..., bool], module: nn.Module) -> bool:
+    if isinstance(module, _WITHOUT_FORWARD):
+        return False
+    size = sum(one.numel() for one in module.parameters())
+    return policy(module=module, recurse=False, nonwrapped_numel=size)
 
 
 def _inner_first(model: nn.Module) -> list[nn.Module]:

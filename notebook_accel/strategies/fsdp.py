@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.wishes import FSDP
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events import context
@@ -40,12 +41,14 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 class FSDPEngine(Engine):
     """Fully sharded data parallelism by torch's ``fully_shard``, over gloo or nccl."""
 
+    kind = DistributedType.FSDP
     wish: FSDP
 
     def __init__(self, wish: FSDP, world: World, precision: Precision) -> None:
         super().__init__(wish, world, precision)
         self.layout = Layout(world.rank, world.size)
-        self._mesh = mesh_of(world, wish.replicas)
+        replicas = wish.replicas if isinstance(wish.replicas, int) else _num_machines(world)
+        self._mesh = mesh_of(world, replicas)
         self._moved: sharding.Moved = {}
         self._optimizers: list[Optimizer] = []
         self._saves_parts = wish.state_dict_type == "sharded_state_dict"
@@ -128,7 +131,8 @@ class FSDPEngine(Engine):
     def describe(self, model: nn.Module) -> str:
         """Say what became of ``model``."""
         num_parts, shards = self._parts.get(id(uncompiled(model)), 1), self._mesh.size(-1)
-        copies = f" in each of {self.wish.replicas} copies" if self.wish.replicas > 1 else ""
+        num_copies = self.world.size // shards
+        copies = f" in each of {num_copies} copies" if num_copies > 1 else ""
         parts = f"{num_parts} part{'s' if num_parts > 1 else ''}"
         return f"{parts}, each sharded over {shards} ranks{copies}"
 
@@ -258,6 +262,10 @@ def mesh_of(world: World, replicas: int = 1) -> DeviceMesh:
 def _mesh(device_type: str, shape: tuple[int, ...], group: int) -> DeviceMesh:
     names = ("dp_replicate", "dp_shard")[-len(shape) :]
     return init_device_mesh(device_type, shape, mesh_dim_names=names)
+
+
+def _num_machines(world: World) -> int:
+    return world.size // world.placement.local_size
 
 
 def _ignored(model: nn.Module, wanted: Any) -> list[Tensor]:

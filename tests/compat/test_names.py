@@ -83,7 +83,7 @@ def test_a_face_reached_by_its_room_offers_the_same_objects() -> None:
     "statement",
     [
         "from notebook_accel import init_empty_weights",
-        "from notebook_accel.utils import FullyShardedDataParallelPlugin",
+        "from notebook_accel.utils import DeepSpeedPlugin",
         "from notebook_accel.big_modeling import dispatch_model",
         "from notebook_accel.hooks import add_hook_to_module",
         "from notebook_accel.utils import PrepareForLaunch",
@@ -115,7 +115,6 @@ def test_nothing_that_is_announced_for_later_is_here_already() -> None:
     "argument",
     [
         "deepspeed_plugin",
-        "fsdp_plugin",
         "torch_tp_plugin",
         "megatron_lm_plugin",
         "deepspeed_plugins",

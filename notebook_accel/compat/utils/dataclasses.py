@@ -3,6 +3,7 @@
 from notebook_accel.compat.doors import door as _door
 from notebook_accel.config.accumulation import GradientAccumulationPlugin
 from notebook_accel.config.dynamo import TorchDynamoPlugin
+from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import (
     AutocastKwargs,
     DDPCommunicationHookType,
@@ -37,6 +38,7 @@ __all__ = [
     "DistributedType",
     "DynamoBackend",
     "FP8BackendType",
+    "FullyShardedDataParallelPlugin",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",

@@ -1,0 +1,40 @@
+"""What an Accelerator and its state say of sharding, in the same words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
+from notebook_accel.config.kinds import DistributedType
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """What says how models lie across ranks; ``kind`` is None where each rank has the whole."""
+
+    kind: DistributedType | None = None
+    fsdp: FullyShardedDataParallelPlugin | None = None
+
+
+class Sharing:
+    """How models lie across ranks."""
+
+    _plugins: Plugins
+
+    @property
+    def fsdp_plugin(self) -> FullyShardedDataParallelPlugin | None:
+        """How models are sharded; None, if no plugin said it."""
+        return self._plugins.fsdp
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """How DeepSpeed trains; None, as it does not."""
+
+    @property
+    def parallelism_config(self) -> None:
+        """How ranks are laid out over several dimensions; None, as they are not."""
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded by FSDP2."""
+        return self._plugins.kind == DistributedType.FSDP
