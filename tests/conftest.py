@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+# A developer's own configuration file changes no test; those of files set the variable themselves.
+os.environ["NOTEBOOK_ACCEL_CONFIG"] = "off"
 GRACE_S = 5.0
 # One idle forkserver may wait for the next launch; it ends with this process.
 FORKSERVER = "notebook_accel.launch.forkserver"

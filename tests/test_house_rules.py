@@ -24,20 +24,24 @@ REPEATS = {"overload", "setter", "deleter"}
 VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
 # Who may touch the environment: it is no bus for settings between our own parts.
 ENVIRONMENT_READERS = {
+    "cli/asking.py",  # TERM: what a terminal can draw
     "cli/env.py",  # prints it
+    "cli/join.py",  # NOTEBOOK_ACCEL_TOKEN, which the ranks must not inherit
     "cli/launch.py",  # hands it on to a script
     "config/dynamo.py",  # how models are compiled, by Accelerate's names
     "config/environment.py",  # reads and lends variables for scripts that ask for it
     "config/guards.py",  # NOTEBOOK_ACCEL_GUARDS
     "config/placement.py",  # a launch by torchrun
+    "config/places.py",  # where configuration files lie
     "config/resolve.py",  # settings by Accelerate's names, once a launch or Accelerator
-    "config/store.py",  # where configuration files lie
     "config/training.py",  # settings from the environment, by their known names
     "errors.py",  # NOTEBOOK_ACCEL_TRACE
     "events/discretion.py",  # which variables may be written down
     "events/shelf.py",  # NOTEBOOK_ACCEL_RUNS
     "events/story.py",  # the notebook's name
+    "launch/asked.py",  # the settings of a launch
     "launch/devices.py",  # CUDA_VISIBLE_DEVICES
+    "launch/doctor.py",  # what other launchers left in it
     "launch/elastic.py",  # tells torch, in a process of its own, to serve no second store
     "launch/failure.py",  # NOTEBOOK_ACCEL_TRACE
     "launch/forkserver.py",  # takes over the kernel's environment

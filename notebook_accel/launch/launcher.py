@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from notebook_accel.config.schema import DEFAULT_PRECISION, LaunchSettings, given
+from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION, unsaid
+from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.settings import SETTINGS
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.sinks import Sink
@@ -25,6 +27,7 @@ from notebook_accel.launch import (
     preflight,
     start,
 )
+from notebook_accel.launch.asked import HasConfig, asked, naming_the_source
 from notebook_accel.launch.attempts import attempts, view
 from notebook_accel.launch.elastic import Meeting
 from notebook_accel.launch.handle import Run
@@ -34,6 +37,14 @@ from notebook_accel.launch.run import Order
 from notebook_accel.launch.streams import Console
 
 _MULTI_NODE_PORT = 29500
+# Defaults of the call that a file may replace, unlike the same values when somebody writes them.
+_UNSAID: dict[str, Any] = {
+    name: unsaid(SETTINGS[name].default)
+    for name in (
+        "node_rank", "num_nodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "max_restarts",
+        "monitor_interval", "start_method", "on_interrupt",
+    )
+} | {"master_addr": unsaid("127.0.0.1")}  # fmt: skip
 
 
 def notebook_launcher(
@@ -42,24 +53,25 @@ def notebook_launcher(
     num_processes: int | None = None,
     mixed_precision: str = DEFAULT_PRECISION,
     use_port: str | int | None = None,
-    master_addr: str = "127.0.0.1",
-    node_rank: int = 0,
-    num_nodes: int = 1,
-    rdzv_backend: str = "static",
-    rdzv_endpoint: str = "",
+    master_addr: str = _UNSAID["master_addr"],
+    node_rank: int = _UNSAID["node_rank"],
+    num_nodes: int = _UNSAID["num_nodes"],
+    rdzv_backend: str = _UNSAID["rdzv_backend"],
+    rdzv_endpoint: str = _UNSAID["rdzv_endpoint"],
     rdzv_conf: Mapping[str, Any] | None = None,
-    rdzv_id: str = "none",
-    max_restarts: int = 0,
-    monitor_interval: float = 0.1,
+    rdzv_id: str = _UNSAID["rdzv_id"],
+    max_restarts: int = _UNSAID["max_restarts"],
+    monitor_interval: float = _UNSAID["monitor_interval"],
     log_line_prefix_template: str | None = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
     device: str | int | list[int] | None = None,
-    start_method: str = "auto",
+    start_method: str = _UNSAID["start_method"],
     block: bool = True,
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
-    on_interrupt: str = "raise",
+    on_interrupt: str = _UNSAID["on_interrupt"],
+    config: str | os.PathLike[str] | RunConfig | HasConfig | None = None,
 ) -> Any:
     """Run ``function(*args, **kwargs)`` on several processes and return what each one returned.
 
@@ -86,6 +98,8 @@ def notebook_launcher(
     timeout_s: seconds after which the run is ended, with where each rank was.
     env: environment variables for the workers.
     on_interrupt: "raise" RunInterrupted, which carries the partial result, or "return" it.
+    config: a configuration file, a RunConfig or a picker, for what is not given here; None: the
+        default file, if there is one. There ``num_processes`` counts the ranks of all machines.
 
     Returns: a ``RunResult``: ``run[rank]``, ``run.history["loss"]``, ``run.logs``.
     Ranks: called in the notebook's own process; a call inside a worker is refused.
@@ -93,45 +107,38 @@ def notebook_launcher(
         raised by the first rank that failed; WorkerDied; RunTimeout; RunInterrupted.
     """
     preflight.check_call(function, args, kwargs, num_processes=num_processes, env=env)
-    settings = LaunchSettings(
-        num_processes=num_processes,
-        mixed_precision=mixed_precision,
-        device=device,
-        start_method=start_method,
-        max_restarts=max_restarts,
-        timeout_s=timeout_s,
-        on_interrupt=on_interrupt,
-        num_nodes=num_nodes,
-        node_rank=node_rank,
-    )
-    _check_rendezvous(rdzv_backend)
-    placed = plan(
-        num_processes,
-        device,
-        devices.accelerators({**os.environ, **(env or {})}),
-        devices.usable_cores(),
-        node_rank,
-        num_nodes,
-    )
+    arguments = {
+        "num_processes": num_processes, "mixed_precision": mixed_precision, "device": device,
+        "start_method": start_method, "max_restarts": max_restarts, "timeout_s": timeout_s,
+        "on_interrupt": on_interrupt, "num_nodes": num_nodes, "node_rank": node_rank,
+        "master_addr": master_addr, "rdzv_backend": rdzv_backend, "rdzv_endpoint": rdzv_endpoint,
+        "rdzv_id": rdzv_id, "monitor_interval": monitor_interval,
+        "log_line_prefix_template": log_line_prefix_template,
+    }  # fmt: skip
+    wanted = asked(config, arguments, env)
+    settings, told = wanted.settings, wanted.config
+    _check_rendezvous(told.rdzv_backend)
+    with naming_the_source(told):
+        placed = plan(
+            settings.num_processes, settings.device,
+            devices.accelerators({**os.environ, **wanted.env}), devices.usable_cores(),
+            settings.node_rank, settings.num_nodes,
+        )  # fmt: skip
     job = start.Job(function, tuple(args), dict(kwargs or {}))
-    given_settings = {"mixed_precision": str(mixed_precision)} if given(mixed_precision) else {}
-    if start_method == "inline":
-        return inline.run(job, placed, given_settings, dict(env or {}), view)
-    port = _port(use_port, rdzv_endpoint, num_nodes)
-    address = rdzv_endpoint.partition(":")[0] or master_addr
-    meeting = Meeting(
-        address, port or 0, rdzv_id, num_nodes, node_rank, len(placed.placements), max_restarts,
-        rdzv_backend or "static", monitor_interval, dict(rdzv_conf or {}),
-    )  # fmt: skip
+    if settings.start_method == "inline":
+        _say(wanted.notes)
+        return inline.run(job, placed, wanted.words, wanted.env, view)
+    port = _port(told.use_port if use_port is None else use_port, told)
+    address = told.rdzv_endpoint.partition(":")[0] or told.master_addr or master_addr
+    meeting = _meeting(told, address, port, len(placed.placements), rdzv_conf)
 
     def order() -> Order:
-        choice = start.choose(start_method)
-        for note in placed.notes:
-            print(f"note: {note}")
+        choice = start.choose(settings.start_method)
+        _say((*wanted.notes, *placed.notes))
         print(_launch_line(placed, choice))
         start.prepare(choice.method)
         return Order(
-            job, placed, choice, given_settings, dict(env or {}), address, port,
+            job, placed, choice, wanted.words, wanted.env, address, port,
             settings.timeout_s, settings.on_interrupt,
         )  # fmt: skip
 
@@ -139,13 +146,13 @@ def notebook_launcher(
 
     def sinks(first: int = 0, num_ranks: int = len(placed.placements)) -> list[Sink]:
         how = {} if block else {"write": cell.write}  # another cell may run by then
-        console = Console(num_ranks, log_line_prefix_template, first_rank=first, **how)
+        console = Console(num_ranks, told.log_line_prefix_template, first_rank=first, **how)
         return [console, display.Republisher(cell)]
 
     def go(handle: Run | None = None) -> RunResult:
-        if num_nodes > 1:
+        if settings.num_nodes > 1:
             return machines.same_cell(meeting, order, sinks, handle)
-        return attempts(order, sinks, max_restarts, handle)
+        return attempts(order, sinks, settings.max_restarts, handle)
 
     if block:
         return failure.without_our_frames(go)
@@ -160,8 +167,24 @@ def debug_launcher(
     Ranks: called in the main process.
     Errors: as ``notebook_launcher``.
     """
-    result: RunResult = notebook_launcher(function, args, num_processes, device="cpu")
+    result: RunResult = notebook_launcher(
+        function, args, num_processes, device="cpu", config=RunConfig()
+    )
     return result
+
+
+def _meeting(
+    told: RunConfig, address: str, port: int | None, num_ranks: int, conf: Mapping[str, Any] | None
+) -> Meeting:
+    return Meeting(
+        address, port or 0, told.rdzv_id, told.num_nodes, told.node_rank, num_ranks,
+        told.max_restarts, told.rdzv_backend or "static", told.monitor_interval, dict(conf or {}),
+    )  # fmt: skip
+
+
+def _say(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {note}")
 
 
 def _launch_line(placed: LaunchPlan, choice: start.Choice) -> str:
@@ -178,9 +201,10 @@ def _check_rendezvous(backend: str) -> None:
         )
 
 
-def _port(use_port: str | int | None, endpoint: str, num_nodes: int) -> int | None:
+def _port(use_port: str | int | None, told: RunConfig) -> int | None:
     """Read the port, from the endpoint first; None means any free one of this machine."""
-    wanted = endpoint.partition(":")[2] or use_port
+    num_nodes = told.num_nodes
+    wanted = told.rdzv_endpoint.partition(":")[2] or use_port
     if wanted in (None, ""):
         return _MULTI_NODE_PORT if num_nodes > 1 else None
     text = str(wanted)

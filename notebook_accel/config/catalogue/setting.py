@@ -7,18 +7,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-class _NotGiven(str):
-    """A default that remembers that nobody asked for it; equal to its text in every other way."""
+class _Unsaid:
+    """The mark of a default that stands in for a choice; such a value equals a plain one."""
 
     __slots__ = ()
 
 
-DEFAULT_PRECISION = _NotGiven("no")
+class _UnsaidWord(_Unsaid, str):
+    __slots__ = ()
+
+
+class _UnsaidInt(_Unsaid, int):
+    __slots__ = ()
+
+
+class _UnsaidFloat(_Unsaid, float):
+    __slots__ = ()
+
+
+def unsaid(value: Any) -> Any:
+    """Give a default, a word or a number, that remembers that nobody asked for it."""
+    kinds: dict[type, type] = {str: _UnsaidWord, int: _UnsaidInt, float: _UnsaidFloat}
+    return kinds[type(value)](value)
+
+
+DEFAULT_PRECISION: str = unsaid("no")
 
 
 def given(value: object) -> bool:
     """Tell whether a person chose ``value``, rather than a default standing in for a choice."""
-    return not isinstance(value, _NotGiven)
+    return not isinstance(value, _Unsaid)
 
 
 @dataclass(frozen=True)

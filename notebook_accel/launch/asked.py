@@ -1,0 +1,135 @@
+"""What a call of ``notebook_launcher`` asks for: its arguments, the environment and a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from notebook_accel.config.absent import idle, refuse_unbuilt
+from notebook_accel.config.places import accelerates_path, find_default
+from notebook_accel.config.resolve import RunConfig, resolve
+from notebook_accel.config.schema import LaunchSettings, check, given
+from notebook_accel.config.settings import SETTINGS, by_variable
+from notebook_accel.config.show import show
+from notebook_accel.config.store import ConfigFile, read
+from notebook_accel.errors import ConfigError
+
+# What an Accelerator in a worker is told in so many words, so that no variable beats it.
+_FOR_ACCELERATORS = ("mixed_precision", "gradient_accumulation_steps")
+
+
+class HasConfig(Protocol):
+    """What has a RunConfig: a picker."""
+
+    @property
+    def run_config(self) -> RunConfig:
+        """What was picked."""
+        ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a launch was asked for.
+
+    ``settings`` are this machine's, ``words`` what Accelerators are told, ``env`` what workers get
+    in their environment, ``notes`` what the person is told: which values are not in the cell.
+    """
+
+    config: RunConfig
+    settings: LaunchSettings
+    words: dict[str, Any]
+    env: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | None) -> Asked:
+    """Find what a launch is to do: arguments, then the environment, then the file.
+
+    ``config`` is the path of a file, a RunConfig, something that has one (a picker), or None: then
+    the default file counts, if there is one. ``num_processes`` among the arguments is per machine;
+    in files and RunConfigs it counts all machines.
+
+    Errors: ConfigError; NotHere for what this version has no engine for.
+    """
+    env = dict(env or {})
+    file, whole = _file_and_config(config, {**os.environ, **env})
+    local = arguments["num_processes"]
+    if local is not None and given(local):
+        check("num_processes", local)
+    rest = {name: value for name, value in arguments.items() if name != "num_processes"}
+    found = resolve(rest, {**os.environ, **env}, file, whole)
+    if local is not None and given(local):
+        found = found.but(num_processes=local * found.num_nodes)
+    with naming_the_source(found):
+        settings = _settings_of(found)
+        refuse_unbuilt(found)
+    written = {
+        variable: text
+        for variable, text in found.environment().items()
+        if found.origin(by_variable()[variable].name).kind != "environment"
+    }
+    words = {
+        name: found[name] for name in _FOR_ACCELERATORS if found.origin(name).kind == "argument"
+    }
+    return Asked(found, settings, words, {**written, **env}, tuple(_notes(found, file)))
+
+
+@contextmanager
+def naming_the_source(config: RunConfig) -> Iterator[None]:
+    """Add to errors of the block where the value comes from that they complain about."""
+    try:
+        yield
+    except ConfigError as error:
+        name = error.what.partition("=")[0]
+        if name in config.given() and config.origin(name).kind != "argument":
+            what = f"{error.what} (from {config.source(name)})"
+            raise ConfigError(what, error.why, error.fix) from None
+        raise
+
+
+def _file_and_config(
+    config: Any, env: Mapping[str, str]
+) -> tuple[ConfigFile | None, RunConfig | None]:
+    config = getattr(config, "run_config", config)  # a picker
+    if isinstance(config, RunConfig):
+        return None, config
+    if config is None:
+        path = find_default(env)
+        return (read(path) if path else None), None
+    if isinstance(config, (str, os.PathLike)):
+        return read(config), None
+    raise ConfigError(
+        f"config={config!r} is {type(config).__name__}",
+        "a launch can be told by the path of a file, a RunConfig, or a picker",
+        'write config="config.yaml", or config=RunConfig(num_processes=2)',
+    )
+
+
+def _settings_of(config: RunConfig) -> LaunchSettings:
+    values = {field.name: config[field.name] for field in fields(LaunchSettings)}
+    return LaunchSettings(**{**values, "num_processes": config.num_local_processes})
+
+
+def _notes(config: RunConfig, file: ConfigFile | None) -> Iterator[str]:
+    """Say which values are not to be seen in the cell, and where they stand."""
+    says: dict[str, list[str]] = {}
+    for name, value in config.given().items():
+        origin = config.origin(name)
+        if origin.kind in ("environment", "file") and value != SETTINGS[name].default:
+            place = _place(origin.path) if origin.path else "the environment"
+            says.setdefault(place, []).append(f"{name}={show(name, value)}")
+    if file is not None:
+        says.setdefault(_place(str(file.path)), [])
+    for place, values in says.items():
+        yield f"from {place}: {', '.join(values) or 'nothing that counts here'}"
+    for name in idle(config):
+        yield f"{name} changes nothing in this version"
+
+
+def _place(path: str) -> str:
+    theirs = accelerates_path()
+    is_theirs = path in (str(theirs), str(theirs.with_suffix(".json")))
+    return f"{path} (Accelerate's default file)" if is_theirs else path
