@@ -5,6 +5,7 @@ Colab's ``!``, a pipe, an editor's dumb terminal and a missing questionary all g
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +17,12 @@ from notebook_accel.errors import ConfigError
 _DUMB = ("", "dumb", "unknown")
 
 
-def asker(terminal: str) -> Callable[[Question], Any]:
-    """Choose how to ask; ``terminal`` is what TERM says.
+def asker() -> Callable[[Question], Any]:
+    """Choose how to ask.
 
     Errors: what it gives raises ConfigError when there is nobody to answer.
     """
-    if terminal in _DUMB or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if os.environ.get("TERM", "") in _DUMB or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return by_numbers
     return by_menu if is_installed("questionary") else by_numbers
 
@@ -31,10 +32,11 @@ def by_menu(question: Question) -> Any:
     import questionary
 
     if question.options:
-        choices = [questionary.Choice(one.label, one.value) for one in question.options]
-        picked = next(one for one in choices if one.value == question.default)
-        asked = questionary.select(question.text, choices, default=picked, qmark="-")
-        return asked.unsafe_ask()
+        values = [one.value for one in question.options]
+        choices = [questionary.Choice(one.label, i) for i, one in enumerate(question.options)]
+        first = choices[values.index(question.default)]
+        asked = questionary.select(question.text, choices, default=first, qmark="-")
+        return values[asked.unsafe_ask()]
 
     def accepts(text: str) -> bool | str:
         try:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from notebook_accel.cli.asking import asker
 from notebook_accel.cli.wizard import detected, interview
+from notebook_accel.config import show as shown
 from notebook_accel.config import store
+from notebook_accel.config.documents import entries
 from notebook_accel.config.options import add_options, chosen
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.settings import SECTIONS, SETTINGS
@@ -59,7 +62,7 @@ def ask(options: argparse.Namespace) -> int:
     before = store.read(path).values if path.exists() else {}
     if before:
         print(f"{_short(path)} is there: its values are proposed, and it is replaced.")
-    answers = interview(machine, asker(os.environ.get("TERM", "")), before)
+    answers = interview(machine, asker(), before)
     return _write(RunConfig(**answers), path, options)
 
 
@@ -78,23 +81,22 @@ def show(options: argparse.Namespace) -> int:
     path = _named(options) or store.find_default()
     file = store.read(path) if path is not None else None
     config = resolve(chosen(options), file=file)
-    given = config.given()
     if options.json:
-        rows = {name: {"value": config[name], "from": config.source(name)} for name in SETTINGS}
-        kept = {name: row for name, row in rows.items() if options.all or name in given}
+        names = SETTINGS if options.all else config.given()
+        kept = {name: {"value": _bare(config, name), "from": config.source(name)} for name in names}
         print(json.dumps({"file": None if path is None else str(path), "settings": kept}, indent=2))
         return 0
-    print(f"file: {'none' if path is None else _short(path)}")
-    for section, title in SECTIONS.items():
-        names = [one.name for one in SETTINGS.values() if one.section == section]
-        lines = [_row(config, name, path) for name in names if options.all or name in given]
-        if lines:
-            print("\n".join(["", f"{title}:", *lines]))
+    print(f"file: {'none' if path is None else _short(path)}\n")
+    lines = shown.lines(config, options.all)
+    print("\n".join(lines).replace(f"file {path}, line", "line"))
     return 0
 
 
 def update(options: argparse.Namespace) -> int:
-    """Change values of a file by options, and write it in today's form."""
+    """Change values of a file by options, and write it as today's version does.
+
+    Accelerate's file stays one.
+    """
     path = _named(options) or store.find_default()
     if path is None or not path.exists():
         raise ConfigError(
@@ -103,21 +105,27 @@ def update(options: argparse.Namespace) -> int:
             "write one first: notebook-accel config, or notebook-accel config default",
         )
     config = resolve(chosen(options), {}, store.read(path))
+    options.accelerate = getattr(options, "accelerate", False) or _is_accelerates(path)
     return _write(config, path, options)
 
 
 def validate(options: argparse.Namespace) -> int:
-    """Read a file and say whether it can be used.
+    """Read a file and say whether it can be used; all that is wrong is told, each with its line.
 
-    Errors: ConfigError with the line of what is wrong.
+    Errors: ConfigError, the last of them.
     """
     path = _named(options) or store.find_default()
     if path is None:
         raise ConfigError(
             "there is no configuration file",
-            f"neither {store.default_path()} nor Accelerate's own is there",
+            f"neither {_short(store.default_path())} nor Accelerate's own is there",
             "name one: --config_file PATH; or write one: notebook-accel config",
         )
+    wrong = store.problems(path)
+    for error in wrong[:-1]:
+        print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
+    if wrong:
+        raise wrong[-1]
     config = resolve(chosen(options), {}, store.read(path))
     number = config.num_local_processes  # raises where ranks and machines do not divide
     count = len(config.given())
@@ -172,8 +180,8 @@ def _path(options: argparse.Namespace) -> Path:
 def _write(config: RunConfig, path: Path, options: argparse.Namespace) -> int:
     left_out = store.write(config, path, accelerate=getattr(options, "accelerate", False))
     print(f"\nwritten to {_short(path)}:")
-    for name in config.given():
-        print(_row(config, name, None))
+    for name, value in config.given().items():
+        print(f"  {name:<30}{shown.show(name, value)}")
     if left_out:
         print(f"note: Accelerate's file has no place for {', '.join(left_out)}")
     _tell_coming(config)
@@ -190,19 +198,13 @@ def _tell_coming(config: RunConfig) -> None:
             print(f"note: {name}={value} is stored, but this version cannot train so yet")
 
 
-def _row(config: RunConfig, name: str, path: Path | None) -> str:
-    value = config[name]
-    said = "(kept secret)" if SETTINGS[name].secret and value is not None else _written(value)
-    if path is None:
-        return f"  {name:<30}{said}"
-    source = config.source(name).replace(f"file {path}, ", "").replace("environment variable ", "")
-    return f"  {name:<30}{said:<20} {source}"
+def _is_accelerates(path: Path) -> bool:
+    return any(entry.key in ("distributed_type", "compute_environment") for entry in entries(path))
 
 
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else str(value)
+def _bare(config: RunConfig, name: str) -> Any:
+    secret = SETTINGS[name].secret and config[name] is not None
+    return shown.show(name, config[name]) if secret else config[name]
 
 
 def _short(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,10 @@ def overview() -> str:
     width = max(map(len, COMMANDS)) + 2
     lines = [f"usage: {PROG} COMMAND [options]", "", ABOUT]
     for title, group in GROUPS.items():
-        lines += ["", f"{title}:", *(f"  {name:<{width}}{help}" for name, help in group.items())]
+        lines += ["", f"{title}:"]
+        for name, help in group.items():
+            head, below = f"  {name:<{width}}", " " * (width + 2)
+            lines.append(textwrap.fill(help, 80, initial_indent=head, subsequent_indent=below))
     return "\n".join([*lines, "", f"{PROG} COMMAND --help tells a command's options."])
 
 

@@ -95,6 +95,8 @@ def applies(one: Setting, answers: Answers) -> bool:
         return False
     if one.name in _GATES:
         return _GATES[one.name](answers)
+    if one.section in _OPENED and not _OPENED[one.section](answers):
+        return False
     return all(_holds(name, value, answers) for name, value in one.when.items())
 
 
@@ -149,10 +151,18 @@ _SECTIONS: dict[str, Callable[[Answers], bool]] = {
     ),
     "mpi": lambda answers: answers.get("device") == "cpu",
 }
+# The first question of a section, and what opens the others.
 _GATES: dict[str, Callable[[Answers], bool]] = {
     "strategy": _several_ranks,
     "num_processes": lambda answers: answers.get("device") != "mps",
     "use_parallelism_config": _several_ranks,
+    "dynamo_backend": lambda answers: True,
+    "deepspeed_config_file": lambda answers: True,
+}
+_OPENED: dict[str, Callable[[Answers], bool]] = {
+    "parallelism": lambda answers: bool(answers.get("use_parallelism_config")),
+    "dynamo": lambda answers: answers.get("dynamo_backend", "no") != "no",
+    "deepspeed": lambda answers: not answers.get("deepspeed_config_file"),
 }
 
 

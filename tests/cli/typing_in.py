@@ -16,7 +16,7 @@ def typed(
     *words: str,
     then: str = "sys.exit(code)",
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,  # all of it
     said: str | None = None,
     timeout_s: float = 100,
 ) -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def typed(
         text=True,
         timeout=timeout_s,
         cwd=cwd,
-        env=surroundings(env),
+        env=surroundings() if env is None else env,
         input=said,
     )
 
