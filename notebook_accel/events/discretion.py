@@ -30,7 +30,7 @@ _ALLOWED = (
     "HIP_VISIBLE_DEVICES", "JAX_PLATFORMS", "KAGGLE_KERNEL_RUN_TYPE", "MASTER_ADDR", "MASTER_PORT",
     "MKL_NUM_THREADS", "NCCL_", "NOTEBOOK_ACCEL_", "OMP_", "PARALLELISM_CONFIG_", "PJRT_DEVICE",
     "PYTHONHASHSEED", "PYTORCH_", "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS",
-    "TORCHELASTIC_", "TORCHINDUCTOR_", "TORCH_", "WORLD_SIZE", "XLA_FLAGS", "XLA_USE_BF16",
+    "TORCHINDUCTOR_", "TORCH_", "WORLD_SIZE", "XLA_FLAGS", "XLA_USE_BF16",
 )  # fmt: skip
 
 
@@ -69,11 +69,13 @@ def hider(more: Mapping[str, Any] | None = None) -> Callable[[str], str]:
 def named(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Give a call's arguments by name."""
+    """Give a call's arguments by name, defaults included."""
     try:
-        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+        bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):  # a call that will fail anyway, or a builtin
         return {**{f"args[{number}]": one for number, one in enumerate(args)}, **kwargs}
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def described(value: Any, name: str = "", depth: int = 2) -> Any:

@@ -16,26 +16,24 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import struct
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from notebook_accel.errors import NoSuchRun
-from notebook_accel.events import shelf
+from notebook_accel.events import points, shelf
 from notebook_accel.events.discretion import hider
 from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics, Output
 from notebook_accel.events.story import About, RankStory, Story, known
 
 LOST = "lost with its kernel"
-MAX_POINT_BYTES = 32 << 20
+MAX_POINT_BYTES = 16 << 20
 MAX_LOG_BYTES = 2 << 20
-_FRAME = struct.Struct("<HHI")  # rank, length of the name, number of points
 _STORY, _POINTS, _PICTURE = "record.json", "points.bin", "picture.png"
 _REPORT, _SHOW = "notebook_accel.ui.report", "notebook_accel.ui.live"
 
@@ -171,7 +169,9 @@ class Recorder:
     def close(self) -> None:
         """No more events will come: write the curves as they will stay."""
         self._write(with_story=False)
-        self._guarded(lambda folder: folder.replace_points(_means(self._history)))
+        self._guarded(
+            lambda folder: folder.replace_points(points.means(self._history, MAX_POINT_BYTES))
+        )
 
     def end(self, error: BaseException | None = None, stopped: bool = False) -> None:
         """The run is over, with what the person is told; its folder may be cleared away in time."""
@@ -200,11 +200,11 @@ class Recorder:
                 values.append(value)
 
     def _write(self, with_story: bool) -> None:
-        points, self._points = self._points, {}
+        new, self._points = self._points, {}
         lines, self._lines = self._lines, {}
 
         def write(folder: _Folder) -> None:
-            folder.add_points(points)
+            folder.add_points(new)
             for rank, texts in lines.items():
                 folder.add_lines(rank, self._hide("".join(texts)))
             if with_story:
@@ -247,16 +247,19 @@ class _Folder:
             return None
         return folder
 
-    def add_points(self, points: Mapping[tuple[int, str], tuple[array[int], array[float]]]) -> None:
-        """Append to the curves; the more there is, the fewer steps are taken from then on."""
-        if not points:
+    def add_points(self, new: Mapping[tuple[int, str], tuple[array[int], array[float]]]) -> None:
+        """Append to the curves; when they are too long, keep every second step of all."""
+        if not new:
             return
-        data = b"".join(_frame(rank, name, *columns) for (rank, name), columns in points.items())
+        data = b"".join(points.frame(rank, name, *columns) for (rank, name), columns in new.items())
         with (self.path / _POINTS).open("ab") as file:
             file.write(data)
         self._num_bytes += len(data)
-        while self._num_bytes > MAX_POINT_BYTES * (1 - 0.5 / self.stride):
+        if self._num_bytes > MAX_POINT_BYTES:
             self.stride *= 2
+            data = points.thinned((self.path / _POINTS).read_bytes(), self.stride)
+            self._replace(_POINTS, data)
+            self._num_bytes = len(data)
 
     def replace_points(self, data: bytes) -> None:
         """Put the final curves in place of what was appended."""
@@ -300,7 +303,7 @@ def read(path: Path) -> Record:
     try:
         told = json.loads((path / _STORY).read_text(encoding="utf-8"))
         about, story = About(**known(About, told["about"])), Story.from_dict(told["story"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NoSuchRun(
             f"there is no record of a run in {path}",
             f"its {_STORY} cannot be read: {error!r}",
@@ -323,50 +326,17 @@ def _say_once(text: str, _said: set[str] = set()) -> None:  # noqa: B006
         )
 
 
-# ── the curves on disk ────────────────────────────────────────────────────────────────────────
-
-
-def _frame(rank: int, name: str, steps: array[int], values: array[float]) -> bytes:
-    raw = name.encode()[:65535]
-    return b"".join(
-        (_FRAME.pack(rank, len(raw), len(steps)), raw, steps.tobytes(), values.tobytes())
-    )
-
-
-def _frames(data: bytes) -> Iterator[tuple[int, str, array[int], array[float]]]:
-    """Give the frames that are whole; the last one may have been cut off by a kill."""
-    at = 0
-    while at + _FRAME.size <= len(data):
-        rank, name_size, num_points = _FRAME.unpack_from(data, at)
-        start = at + _FRAME.size + name_size
-        middle, at = start + 8 * num_points, start + 16 * num_points
-        if at > len(data):
-            return
-        steps, values = array("q"), array("d")
-        steps.frombytes(data[start:middle])
-        values.frombytes(data[middle:at])
-        yield rank, data[start - name_size : start].decode(errors="replace"), steps, values
-
-
-def _means(history: History) -> bytes:
-    """The settled curves, as if one rank had reported them."""
-    return b"".join(
-        _frame(0, name, array("q", history.steps(name)), array("d", history[name]))
-        for name in history
-    )
-
-
 def _read_history(path: Path, story: Story) -> History:
     try:
         data = (path / _POINTS).read_bytes()
     except OSError:
         return History()  # nothing was reported
     if story.ended and story.ended != LOST:
-        return History.of({name: (steps, values) for _, name, steps, values in _frames(data)})
+        return History.of({name: (steps, values) for _, name, steps, values in points.frames(data)})
     history = History()
-    for rank, name, steps, values in _frames(data):
-        points = [(name, step, value) for step, value in zip(steps, values, strict=True)]
-        history.handle(Metrics(rank, points))
+    for rank, name, steps, values in points.frames(data):
+        told = [(name, step, value) for step, value in zip(steps, values, strict=True)]
+        history.handle(Metrics(rank, told))
     history.close()
     return history
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from notebook_accel import __version__
 from notebook_accel.errors import RunInterrupted
 from notebook_accel.events.model import (
     Exited,
@@ -29,7 +30,7 @@ from notebook_accel.events.model import (
 MAX_WARNINGS = 50
 MAX_ERROR = 4000
 _WARNING = re.compile(r"\b(?:\w*Warning|GuardRail): ")
-_PACKAGES = ("notebook-accel", "torch", "numpy", "transformers", "deepspeed", "torch-xla")
+_PACKAGES = ("torch", "numpy", "transformers", "deepspeed", "torch-xla")
 
 
 @functools.cache
@@ -39,6 +40,7 @@ def _machine() -> Mapping[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": str(os.cpu_count() or 0),
+        "notebook_accel": __version__,
     }
     for name in _PACKAGES:
         try:
