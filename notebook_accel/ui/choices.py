@@ -13,9 +13,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from notebook_accel.config.absent import refuse_unbuilt
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, NotHere
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.plan import LaunchPlan, plan
@@ -66,17 +67,17 @@ def decide(wishes: Mapping[str, Any], machine: Machine, firm: Collection[str] = 
 
     What cannot be is dropped for the default and said, except for the ``firm`` wishes.
 
-    Errors: ConfigError for a value no machine could have, or a firm wish that cannot be here.
+    Errors: ConfigError for a firm wish that cannot be here, NotHere for one that comes later.
     """
     values: dict[str, Any] = {}
     dropped: dict[str, str] = {}
     for name, (default, admit) in _RULES.items():
         if wishes.get(name) is not None:
             try:
-                RunConfig(**{name: wishes[name]})
+                refuse_unbuilt(RunConfig(**{name: wishes[name]}))
                 values[name] = admit(wishes[name], values, machine)
                 continue
-            except ConfigError as error:
+            except (ConfigError, NotHere) as error:
                 if name in firm:
                     raise
                 dropped[name] = error.what
@@ -165,7 +166,6 @@ def _place(wish: Any, values: Mapping[str, Any], machine: Machine) -> Place:
     """Bring a device to its one form: all GPUs are "cuda", one of several is its number."""
     if wish in AUTOMATIC:
         return _best_place(values, machine)
-    _refuse_coming("device", wish)
     wish = "cuda" if wish == "gpu" else tuple(wish) if isinstance(wish, list) else wish
     _plan(None, wish, machine)  # says what cannot be
     if isinstance(wish, str):
@@ -182,7 +182,6 @@ def _num_ranks(wish: Any, values: Mapping[str, Any], machine: Machine) -> int:
 
 
 def _precision(wish: Any, values: Mapping[str, Any], machine: Machine) -> str:
-    _refuse_coming("mixed_precision", wish)
     there = standing(wish, devices_of(values["device"], machine), machine)
     if not there.can_be_picked:
         raise ConfigError(
@@ -197,20 +196,6 @@ def _as_wished(wish: Any, values: Mapping[str, Any], machine: Machine) -> Any:
     return wish
 
 
-def _known_strategy(wish: Any, values: Mapping[str, Any], machine: Machine) -> str:
-    _refuse_coming("strategy", wish)
-    return str(wish)
-
-
-def _refuse_coming(name: str, wish: Any) -> None:
-    if isinstance(wish, str) and wish in SETTINGS[name].coming:
-        raise ConfigError(
-            f"{name}={wish!r} is not supported yet",
-            "this version has no engine for it",
-            f"pick one of {', '.join(map(repr, offered(name)))}",
-        )
-
-
 # Setting -> its default here, and what admits a wish or says why not; later ones see earlier ones.
 _RULES: dict[str, tuple[Any, Any]] = {
     "device": (_best_place, _place),
@@ -222,7 +207,7 @@ _RULES: dict[str, tuple[Any, Any]] = {
         lambda values, machine: preselected(devices_of(values["device"], machine), machine)[0],
         _precision,
     ),
-    "strategy": (lambda values, machine: SETTINGS["strategy"].default, _known_strategy),
+    "strategy": (lambda values, machine: SETTINGS["strategy"].default, _as_wished),
     "gradient_accumulation_steps": (
         lambda values, machine: SETTINGS["gradient_accumulation_steps"].default,
         _as_wished,

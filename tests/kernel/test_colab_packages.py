@@ -23,6 +23,7 @@ CORE = [
     "tests/kernel/test_interrupts.py::test_an_interrupt_during_the_start_leaves_nothing",
     "tests/kernel/test_what_travels.py::test_a_module_of_a_cell_comes_back_as_the_kernels_own_class",
     "tests/kernel/test_ways_out.py",
+    "tests/kernel/test_pickers.py",
 ]
 
 
@@ -54,3 +55,21 @@ def test_the_core_of_these_tests_passes_with_colabs_packages(colab_python):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-10_000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_pickers_need_nothing_that_only_newer_widgets_have(colab_python):
+    files = ["tests/ui/test_picker.py", "tests/ui/test_picker_widgets.py"]
+    shown = "import ipywidgets, pytest, sys; print('ipywidgets', ipywidgets.__version__); "
+    run = f"sys.exit(pytest.main(['-q', '--tb=short', *{files}]))"
+    done = subprocess.run(
+        [colab_python, "-c", shown + run],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "ipywidgets 7.7.1" in done.stdout
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, NotHere
 from notebook_accel.launch.machine import Machine
 from notebook_accel.ui.choices import (
     Choice,
@@ -17,7 +17,7 @@ from notebook_accel.ui.choices import (
     planned,
     standings,
 )
-from tests.support import machines
+from tests.support import hardware
 
 
 def chosen(machine: Machine, **wishes: Any) -> Choice:
@@ -35,17 +35,17 @@ def refusal(machine: Machine, **wishes: Any) -> ConfigError:
 @pytest.mark.parametrize(
     ("machine", "device", "num_processes", "precision"),
     [
-        (machines.PLAIN_CPU, "cpu", 1, "no"),
-        (machines.AMX_CPU, "cpu", 1, "no"),
-        (machines.T4, "cuda", 1, "fp16"),
-        (machines.KAGGLE, "cuda", 2, "fp16"),
-        (machines.P100, "cuda", 1, "fp16"),
-        (machines.A100S, "cuda", 4, "bf16"),
-        (machines.H100, "cuda", 1, "bf16"),
-        (machines.MIG, "cuda", 1, "bf16"),
-        (machines.MAC, "mps", 1, "no"),
-        (machines.TPU, "cpu", 1, "no"),
-        (machines.UNLIKE, "cuda", 2, "fp16"),
+        (hardware.PLAIN_CPU, "cpu", 1, "no"),
+        (hardware.AMX_CPU, "cpu", 1, "no"),
+        (hardware.T4, "cuda", 1, "fp16"),
+        (hardware.KAGGLE, "cuda", 2, "fp16"),
+        (hardware.P100, "cuda", 1, "fp16"),
+        (hardware.A100S, "cuda", 4, "bf16"),
+        (hardware.H100, "cuda", 1, "bf16"),
+        (hardware.MIG, "cuda", 1, "bf16"),
+        (hardware.MAC, "mps", 1, "no"),
+        (hardware.TPU, "cpu", 1, "no"),
+        (hardware.UNLIKE, "cuda", 2, "fp16"),
     ],
 )
 def test_nothing_picked_is_all_there_is_in_the_precision_that_suits_it(
@@ -57,26 +57,26 @@ def test_nothing_picked_is_all_there_is_in_the_precision_that_suits_it(
 
 def test_a_device_has_one_form_however_it_was_said() -> None:
     for said in ("auto", "auto-or-cpu", "gpu", "cuda", [0, 1]):
-        assert chosen(machines.KAGGLE, device=said).device == "cuda"
-    assert chosen(machines.KAGGLE, device=[1]).device == 1
-    assert chosen(machines.KAGGLE, device=[1, 0]).device == (1, 0)
-    assert chosen(machines.A100S, device=[0, 2]).device == (0, 2)
-    assert chosen(machines.PLAIN_CPU, device="auto-or-cpu").device == "cpu"
+        assert chosen(hardware.KAGGLE, device=said).device == "cuda"
+    assert chosen(hardware.KAGGLE, device=[1]).device == 1
+    assert chosen(hardware.KAGGLE, device=[1, 0]).device == (1, 0)
+    assert chosen(hardware.A100S, device=[0, 2]).device == (0, 2)
+    assert chosen(hardware.PLAIN_CPU, device="auto-or-cpu").device == "cpu"
 
 
 def test_what_was_not_picked_follows_the_device() -> None:
-    assert chosen(machines.KAGGLE, device="cpu") == Choice("cpu", 1, "no", "auto", 1)
-    assert chosen(machines.KAGGLE, device=1).num_processes == 1
-    assert chosen(machines.A100S, device=[0, 2]).num_processes == 2
+    assert chosen(hardware.KAGGLE, device="cpu") == Choice("cpu", 1, "no", "auto", 1)
+    assert chosen(hardware.KAGGLE, device=1).num_processes == 1
+    assert chosen(hardware.A100S, device=[0, 2]).num_processes == 2
 
 
 def test_what_was_picked_stays_when_the_device_changes() -> None:
-    picked = chosen(machines.KAGGLE, device="cpu", num_processes=2, mixed_precision="bf16")
+    picked = chosen(hardware.KAGGLE, device="cpu", num_processes=2, mixed_precision="bf16")
     assert picked == Choice("cpu", 2, "bf16", "auto", 1)
 
 
 def test_a_wish_that_cannot_be_kept_is_dropped_and_said() -> None:
-    decision = decide({"num_processes": 2, "device": 3}, machines.T4)
+    decision = decide({"num_processes": 2, "device": 3}, hardware.T4)
     assert decision.choice.device == "cuda"
     assert decision.choice.num_processes == 1
     assert decision.dropped == {
@@ -86,13 +86,15 @@ def test_a_wish_that_cannot_be_kept_is_dropped_and_said() -> None:
 
 
 def test_a_precision_that_the_device_lacks_is_dropped() -> None:
-    decision = decide({"device": "cpu", "mixed_precision": "fp8"}, machines.PLAIN_CPU)
+    decision = decide({"device": "cpu", "mixed_precision": "fp8"}, hardware.PLAIN_CPU)
     assert decision.choice.mixed_precision == "no"
-    assert "mixed_precision='fp8' is not supported yet" in decision.dropped["mixed_precision"]
+    assert (
+        "mixed_precision='fp8' asks for what is not here yet" in decision.dropped["mixed_precision"]
+    )
 
 
 def test_more_processes_than_gpus_names_both_ways_out() -> None:
-    error = refusal(machines.KAGGLE, num_processes=3)
+    error = refusal(hardware.KAGGLE, num_processes=3)
     assert error.what == "num_processes=3, but 2 CUDA devices to use"
     assert 'device="cpu"' in error.fix
 
@@ -110,43 +112,43 @@ def test_more_processes_than_gpus_names_both_ways_out() -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_the_schema(wishes: dict[str, Any], what: str) -> None:
-    assert what in refusal(machines.KAGGLE, **wishes).what
+    assert what in refusal(hardware.KAGGLE, **wishes).what
 
 
-def test_what_this_version_has_no_engine_for_is_refused_with_what_there_is() -> None:
-    error = refusal(machines.TPU, device="tpu")
-    assert error.what == "device='tpu' is not supported yet"
-    assert error.why == "this version has no engine for it"
-    assert "'cpu'" in error.fix and "'tpu'" not in error.fix
+def test_what_comes_later_is_refused_as_everywhere() -> None:
+    for wishes in ({"device": "tpu"}, {"mixed_precision": "fp8"}):
+        with pytest.raises(NotHere) as caught:
+            decide(wishes, hardware.TPU, firm=wishes)
+        assert "asks for what is not here yet" in caught.value.what
 
 
 def test_places_and_gpus_are_named_with_what_is_free() -> None:
-    assert [one.label for one in places(machines.KAGGLE)] == [
+    assert [one.label for one in places(hardware.KAGGLE)] == [
         "GPUs: 2 x Tesla T4",
         "CPU: Intel Xeon CPU @ 2.00GHz, 4 usable cores, 28.0 of 31.0 GB free",
     ]
-    assert [(one.value, one.label) for one in gpus(machines.KAGGLE)] == [
+    assert [(one.value, one.label) for one in gpus(hardware.KAGGLE)] == [
         (0, "GPU 0: Tesla T4, 15.0 of 16.0 GB free"),
         (1, "GPU 1: Tesla T4, 15.0 of 16.0 GB free"),
     ]
-    assert places(machines.T4)[0].label == "GPU: Tesla T4, 15.0 of 16.0 GB free"
-    assert gpus(machines.T4) == []
-    assert [one.value for one in places(machines.MAC)] == ["mps", "cpu"]
-    assert places(machines.MAC)[1].label == "CPU: 8 usable cores"
-    assert [one.value for one in places(machines.TPU)] == ["cpu"]
+    assert places(hardware.T4)[0].label == "GPU: Tesla T4, 15.0 of 16.0 GB free"
+    assert gpus(hardware.T4) == []
+    assert [one.value for one in places(hardware.MAC)] == ["mps", "cpu"]
+    assert places(hardware.MAC)[1].label == "CPU: 8 usable cores"
+    assert [one.value for one in places(hardware.TPU)] == ["cpu"]
 
 
 def test_a_t4_is_not_offered_bf16_as_native() -> None:
-    marks = {one.precision: one.mark for one in standings(chosen(machines.T4), machines.T4)}
+    marks = {one.precision: one.mark for one in standings(chosen(hardware.T4), hardware.T4)}
     assert marks == {"no": "native", "bf16": "emulated", "fp16": "native", "fp8": "absent"}
-    on_cpu = standings(chosen(machines.KAGGLE, device="cpu"), machines.KAGGLE)
+    on_cpu = standings(chosen(hardware.KAGGLE, device="cpu"), hardware.KAGGLE)
     assert on_cpu[1].mark == on_cpu[2].mark == "emulated"
 
 
 def test_as_many_processes_are_offered_as_can_work() -> None:
-    assert most_processes(chosen(machines.KAGGLE), machines.KAGGLE) == 2
-    assert most_processes(chosen(machines.KAGGLE, device=1), machines.KAGGLE) == 1
-    assert most_processes(chosen(machines.MAC), machines.MAC) == 1
-    assert most_processes(chosen(machines.A100S, device="cpu"), machines.A100S) == 64
-    many = chosen(machines.PLAIN_CPU, num_processes=40)
-    assert most_processes(many, machines.PLAIN_CPU) == 40
+    assert most_processes(chosen(hardware.KAGGLE), hardware.KAGGLE) == 2
+    assert most_processes(chosen(hardware.KAGGLE, device=1), hardware.KAGGLE) == 1
+    assert most_processes(chosen(hardware.MAC), hardware.MAC) == 1
+    assert most_processes(chosen(hardware.A100S, device="cpu"), hardware.A100S) == 64
+    many = chosen(hardware.PLAIN_CPU, num_processes=40)
+    assert most_processes(many, hardware.PLAIN_CPU) == 40

@@ -14,7 +14,7 @@ from notebook_accel.ui.choices import decide
 from notebook_accel.ui.model_size import ModelSize, bytes_words, footprint
 from notebook_accel.ui.outlook import Outlook, outlook
 from notebook_accel.ui.picker import LaunchPicker
-from tests.support import machines
+from tests.support import hardware
 
 ALL = LaunchPicker.asks
 
@@ -32,73 +32,73 @@ def findings(machine: Machine, **asked: Any) -> list[str]:
 
 
 def test_ranks_are_told_with_their_threads() -> None:
-    assert told(machines.KAGGLE).ranks == "2 ranks on 2 x Tesla T4, 2 threads each"
-    assert told(machines.T4).ranks == "1 rank on Tesla T4, 4 threads"
-    assert told(machines.PLAIN_CPU, num_processes=4).ranks == "4 ranks on the CPU, 1 thread each"
-    assert told(machines.MAC).ranks == "1 rank on Apple GPU, 8 threads"
+    assert told(hardware.KAGGLE).ranks == "2 ranks on 2 x Tesla T4, 2 threads each"
+    assert told(hardware.T4).ranks == "1 rank on Tesla T4, 4 threads"
+    assert told(hardware.PLAIN_CPU, num_processes=4).ranks == "4 ranks on the CPU, 1 thread each"
+    assert told(hardware.MAC).ranks == "1 rank on Apple GPU, 8 threads"
 
 
 def test_the_batch_of_an_update_is_a_product() -> None:
-    assert told(machines.PLAIN_CPU, batch_size=32).batch == "one update sees 32 samples"
+    assert told(hardware.PLAIN_CPU, batch_size=32).batch == "one update sees 32 samples"
     assert (
-        told(machines.KAGGLE, batch_size=32, gradient_accumulation_steps=4).batch
+        told(hardware.KAGGLE, batch_size=32, gradient_accumulation_steps=4).batch
         == "one update sees 32 x 2 ranks x 4 micro-batches = 256 samples"
     )
-    assert told(machines.KAGGLE).batch == "one update sees the loader's batch size x 2 ranks"
+    assert told(hardware.KAGGLE).batch == "one update sees the loader's batch size x 2 ranks"
 
 
 def test_the_precision_says_why() -> None:
-    assert told(machines.T4).precision.startswith("fp16 is preselected: native here, while bf16")
-    assert told(machines.PLAIN_CPU).precision.startswith("float32 is preselected: ")
-    picked = told(machines.A100S, mixed_precision="fp16").precision
+    assert told(hardware.T4).precision.startswith("fp16 is preselected: native here, while bf16")
+    assert told(hardware.PLAIN_CPU).precision.startswith("float32 is preselected: ")
+    picked = told(hardware.A100S, mixed_precision="fp16").precision
     assert picked.startswith("fp16 is your choice; bf16 suits most: native here")
-    assert told(machines.A100S, mixed_precision="bf16").precision.startswith("bf16 suits most")
+    assert told(hardware.A100S, mixed_precision="bf16").precision.startswith("bf16 suits most")
 
 
 def test_an_emulated_precision_warns_and_names_the_better_one() -> None:
-    assert findings(machines.T4, mixed_precision="bf16") == [
+    assert findings(hardware.T4, mixed_precision="bf16") == [
         "warning: bf16 is emulated here, often slower than float32: sm_75; native from sm_80 "
         "(fp16 suits better)"
     ]
-    assert findings(machines.T4, mixed_precision="fp16") == []
-    assert "float32 suits better" in findings(machines.PLAIN_CPU, mixed_precision="fp16")[0]
+    assert findings(hardware.T4, mixed_precision="fp16") == []
+    assert "float32 suits better" in findings(hardware.PLAIN_CPU, mixed_precision="fp16")[0]
 
 
 def test_what_the_plan_notes_is_shown_in_place() -> None:
-    assert findings(machines.PLAIN_CPU, num_processes=6) == [
+    assert findings(hardware.PLAIN_CPU, num_processes=6) == [
         "note: 6 ranks share 4 cores: they take turns"
     ]
-    assert findings(machines.KAGGLE, num_processes=1) == ["note: GPU 1 stays idle"]
-    assert findings(machines.A100S, num_processes=2) == ["note: GPU 2 and GPU 3 stay idle"]
-    assert findings(machines.UNLIKE)[0] == (
+    assert findings(hardware.KAGGLE, num_processes=1) == ["note: GPU 1 stays idle"]
+    assert findings(hardware.A100S, num_processes=2) == ["note: GPU 2 and GPU 3 stay idle"]
+    assert findings(hardware.UNLIKE)[0] == (
         "note: unlike GPUs: the slowest one sets the pace of all"
     )
-    assert findings(machines.MIG) == [
+    assert findings(hardware.MIG) == [
         "note: a MIG slice: CUDA gives a process one slice, so 1 rank"
     ]
 
 
 def test_a_tpu_host_says_what_is_missing() -> None:
-    (only,) = findings(machines.TPU)
+    (only,) = findings(hardware.TPU)
     assert only.startswith("warning: this is a TPU host: TPU (PJRT_DEVICE=TPU)")
     assert "XLA engine" in only
 
 
 def test_a_gpu_that_others_use_warns() -> None:
-    busy = machines.machine(*machines.gpus(1, "Tesla T4", (7, 5), 16, 3))
+    busy = hardware.machine(*hardware.gpus(1, "Tesla T4", (7, 5), 16, 3))
     assert findings(busy) == ["warning: GPU 0: 13 GB are taken by other work"]
 
 
 def test_a_model_that_does_not_fit_warns_with_numbers() -> None:
-    (only,) = findings(machines.T4, model=10**9)
+    (only,) = findings(hardware.T4, model=10**9)
     assert only.startswith("warning: the model needs 18 GB a rank, activations apart; GPU 0 has 15")
-    (only,) = findings(machines.PLAIN_CPU, model=10**9, num_processes=2)
+    (only,) = findings(hardware.PLAIN_CPU, model=10**9, num_processes=2)
     assert "20 GB a rank, activations apart, 2 ranks 40 GB; 28 GB are free" in only
-    assert findings(machines.T4, model=10**8) == []
+    assert findings(hardware.T4, model=10**8) == []
 
 
 def test_what_was_dropped_is_a_note() -> None:
-    assert findings(machines.T4, num_processes=2)[0] == (
+    assert findings(hardware.T4, num_processes=2)[0] == (
         "note: num_processes=2, but 1 CUDA device to use; now num_processes=1"
     )
 
@@ -131,16 +131,16 @@ def test_precision_changes_what_is_computed_in_and_not_what_is_kept() -> None:
     assert full.total == 16 * 10**9
     assert (mixed.weights, mixed.gradients, mixed.adam) == (full.weights, full.gradients, full.adam)
     assert (mixed.copies, mixed.buckets) == (2 * 10**9, 4 * 10**9)
-    assert [one.precision for one in told(machines.T4, model=5).memory] == ["no", "bf16", "fp16"]
-    assert told(machines.T4).memory == ()
+    assert [one.precision for one in told(hardware.T4, model=5).memory] == ["no", "bf16", "fp16"]
+    assert told(hardware.T4).memory == ()
 
 
 def test_sharded_ranks_hold_their_share() -> None:
-    whole = told(machines.KAGGLE, model=10**9, mixed_precision="no").memory[0]
-    share = told(machines.KAGGLE, model=10**9, mixed_precision="no", strategy="fsdp").memory[0]
+    whole = told(hardware.KAGGLE, model=10**9, mixed_precision="no").memory[0]
+    share = told(hardware.KAGGLE, model=10**9, mixed_precision="no", strategy="fsdp").memory[0]
     assert (whole.total, share.total) == (20 * 10**9, 8 * 10**9)
-    alone = told(machines.T4, model=10**9, strategy="fsdp").memory[2]
-    assert alone.total == told(machines.T4, model=10**9).memory[2].total
+    alone = told(hardware.T4, model=10**9, strategy="fsdp").memory[2]
+    assert alone.total == told(hardware.T4, model=10**9).memory[2].total
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from notebook_accel import (
 from notebook_accel.errors import ConfigError
 from notebook_accel.ui import picker as picker_module
 from notebook_accel.ui.picker_state import LAUNCHER_TAKES
-from tests.support import machines
+from tests.support import hardware
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def refusal(picker: picker_module.Picker, **values: object) -> ConfigError:
 
 
 def test_a_launch_picker_gives_its_choice_in_every_form() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE).choose(device=1, mixed_precision="no")
+    picker = LaunchPicker(machine=hardware.KAGGLE).choose(device=1, mixed_precision="no")
     assert picker.values == {
         "device": 1,
         "num_processes": 1,
@@ -58,22 +58,22 @@ def test_a_launch_picker_gives_its_choice_in_every_form() -> None:
 
 
 def test_each_picker_answers_its_own_question_only() -> None:
-    device = DevicePicker(machine=machines.A100S).choose(device=[0, 2])
+    device = DevicePicker(machine=hardware.A100S).choose(device=[0, 2])
     assert device.values == {"device": [0, 2]}
     assert device.run_config.given() == {"device": [0, 2]}
     assert device.accelerator_kwargs == {}
     assert device.code == "notebook_launcher(main, device=[0, 2])"
-    precision = PrecisionPicker(device="cpu", machine=machines.KAGGLE)
+    precision = PrecisionPicker(device="cpu", machine=hardware.KAGGLE)
     assert precision.values == {"mixed_precision": "no"}
     assert precision.accelerator_kwargs == {"mixed_precision": "no"}
-    assert PrecisionPicker(machine=machines.KAGGLE).values == {"mixed_precision": "fp16"}
+    assert PrecisionPicker(machine=hardware.KAGGLE).values == {"mixed_precision": "fp16"}
     error = refusal(precision, num_processes=2)
     assert error.what == "PrecisionPicker does not ask 'num_processes'"
     assert error.why == "what it asks: mixed_precision"
 
 
 def test_the_line_reproduces_the_choice() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE)
+    picker = LaunchPicker(machine=hardware.KAGGLE)
     assert picker.code == (
         'notebook_launcher(main, device="cuda", num_processes=2, mixed_precision="fp16")'
     )
@@ -94,7 +94,7 @@ def test_the_line_uses_arguments_that_the_launcher_has() -> None:
 
 
 def test_a_choice_that_cannot_be_changes_nothing() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE).choose(num_processes=1)
+    picker = LaunchPicker(machine=hardware.KAGGLE).choose(num_processes=1)
     assert "num_processes=3, but 2 CUDA devices" in refusal(picker, num_processes=3).what
     assert "mixed_precision='fp17' is not known" in refusal(picker, mixed_precision="fp17").what
     assert "there is no GPU 7" in refusal(picker, device=7).what
@@ -104,12 +104,12 @@ def test_a_choice_that_cannot_be_changes_nothing() -> None:
 
 
 def test_none_goes_back_to_the_default() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE).choose(num_processes=1)
+    picker = LaunchPicker(machine=hardware.KAGGLE).choose(num_processes=1)
     assert picker.choose(num_processes=None).values["num_processes"] == 2
 
 
 def test_what_no_longer_fits_gives_way_to_the_newer_pick() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE).choose(num_processes=2)
+    picker = LaunchPicker(machine=hardware.KAGGLE).choose(num_processes=2)
     picker.choose(device=0)
     assert picker.values["num_processes"] == 1
     assert picker.findings == [
@@ -120,31 +120,31 @@ def test_what_no_longer_fits_gives_way_to_the_newer_pick() -> None:
 
 
 def test_running_the_cell_again_keeps_what_was_picked() -> None:
-    LaunchPicker(machine=machines.KAGGLE).choose(num_processes=1, mixed_precision="no")
-    again = LaunchPicker(machine=machines.KAGGLE)
+    LaunchPicker(machine=hardware.KAGGLE).choose(num_processes=1, mixed_precision="no")
+    again = LaunchPicker(machine=hardware.KAGGLE)
     assert (again.values["num_processes"], again.values["mixed_precision"]) == (1, "no")
-    other = LaunchPicker(machine=machines.KAGGLE, name="other")
+    other = LaunchPicker(machine=hardware.KAGGLE, name="other")
     assert other.values["num_processes"] == 2
-    assert PrecisionPicker(machine=machines.KAGGLE).values == {"mixed_precision": "fp16"}
+    assert PrecisionPicker(machine=hardware.KAGGLE).values == {"mixed_precision": "fp16"}
 
 
 def test_a_cell_that_was_edited_starts_from_what_it_now_says() -> None:
-    LaunchPicker(num_processes=1, machine=machines.KAGGLE).choose(num_processes=2)
-    assert LaunchPicker(num_processes=1, machine=machines.KAGGLE).values["num_processes"] == 2
-    edited = LaunchPicker(num_processes=1, mixed_precision="no", machine=machines.KAGGLE)
+    LaunchPicker(num_processes=1, machine=hardware.KAGGLE).choose(num_processes=2)
+    assert LaunchPicker(num_processes=1, machine=hardware.KAGGLE).values["num_processes"] == 2
+    edited = LaunchPicker(num_processes=1, mixed_precision="no", machine=hardware.KAGGLE)
     assert edited.values["num_processes"] == 1
 
 
 def test_a_changed_machine_drops_what_it_cannot_do_and_says_so() -> None:
-    LaunchPicker(machine=machines.KAGGLE).choose(device=1, gradient_accumulation_steps=4)
-    moved = LaunchPicker(machine=machines.PLAIN_CPU)
+    LaunchPicker(machine=hardware.KAGGLE).choose(device=1, gradient_accumulation_steps=4)
+    moved = LaunchPicker(machine=hardware.PLAIN_CPU)
     assert moved.values["device"] == "cpu"
     assert moved.values["gradient_accumulation_steps"] == 4
     assert moved.findings[0] == "note: device=1: there is no GPU 1; now device='cpu'"
 
 
 def test_looking_again_reads_this_machine() -> None:
-    picker = LaunchPicker(machine=machines.A100S).choose(device=[1, 2])
+    picker = LaunchPicker(machine=hardware.A100S).choose(device=[1, 2])
     picker.refresh()
     assert picker.findings[0].startswith("note: device=[1, 2]: there is no GPU 1; now device=")
 
@@ -168,14 +168,14 @@ def test_a_wrong_argument_is_refused_at_once(make: object, what: str) -> None:
 
 
 def test_an_accelerator_takes_its_part() -> None:
-    picker = LaunchPicker(machine=machines.AMX_CPU, gradient_accumulation_steps=4)
+    picker = LaunchPicker(machine=hardware.AMX_CPU, gradient_accumulation_steps=4)
     accelerator = Accelerator(**picker.accelerator_kwargs)
     assert accelerator.gradient_accumulation_steps == 4
     assert str(accelerator.device) == "cpu"
 
 
 def test_a_picker_travels_as_its_choice() -> None:
-    picker = LaunchPicker(batch_size=32, machine=machines.KAGGLE).choose(device=1)
+    picker = LaunchPicker(batch_size=32, machine=hardware.KAGGLE).choose(device=1)
     _ = picker.widget
     copy = pickle.loads(pickle.dumps(picker))
     assert copy.values == picker.values
@@ -184,7 +184,7 @@ def test_a_picker_travels_as_its_choice() -> None:
 
 
 def test_it_prints_itself_as_text() -> None:
-    picker = LaunchPicker(batch_size=32, model=125_000_000, machine=machines.KAGGLE)
+    picker = LaunchPicker(batch_size=32, model=125_000_000, machine=hardware.KAGGLE)
     lines = repr(picker).splitlines()
     assert lines[0] == "LaunchPicker"
     for line in (
@@ -206,7 +206,7 @@ def test_it_prints_itself_as_text() -> None:
 
 
 def test_text_names_each_gpu_and_lists_of_them() -> None:
-    text = repr(DevicePicker(machine=machines.A100S).choose(device=[0, 2]))
+    text = repr(DevicePicker(machine=hardware.A100S).choose(device=[0, 2]))
     assert "[0, 2]" in text.splitlines()[1]
     assert "GPU 0: NVIDIA A100-SXM4-80GB, 84.0 of 85.0 GB free; GPU 2: " in text
     assert 'choose(device=...)  "cuda", "cpu", 0, 1, 2, 3, [0, 3]' in text
@@ -232,11 +232,11 @@ def test_a_timing_shows_how_fast_each_precision_is_here() -> None:
 
 
 def test_a_module_gives_its_memory() -> None:
-    picker = PrecisionPicker(model=nn.Linear(1000, 1000), device="cpu", machine=machines.PLAIN_CPU)
+    picker = PrecisionPicker(model=nn.Linear(1000, 1000), device="cpu", machine=hardware.PLAIN_CPU)
     assert "  weights         4.0 MB  4.0 MB  4.0 MB" in repr(picker).splitlines()
 
 
 def test_widgets_of_both_generations_are_enough() -> None:
     """Nothing that exists only in ipywidgets 8 is used; the Colab test runs this with 7.7."""
-    box = LaunchPicker(machine=machines.KAGGLE).widget
+    box = LaunchPicker(machine=hardware.KAGGLE).widget
     assert isinstance(box, ipywidgets.VBox)

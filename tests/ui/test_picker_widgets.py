@@ -11,7 +11,7 @@ import pytest
 from notebook_accel import DevicePicker, LaunchPicker, PrecisionPicker
 from notebook_accel.ui import picker as picker_module
 from notebook_accel.ui.picker import Picker
-from tests.support import machines
+from tests.support import hardware
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def shown(picker: Picker) -> str:
 
 
 def test_controls_show_the_choice_in_reading_order() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE)
+    picker = LaunchPicker(machine=hardware.KAGGLE)
     kinds = (ipywidgets.RadioButtons, ipywidgets.BoundedIntText, ipywidgets.Checkbox)
     assert [(one.description, one.value) for one in parts(picker, kinds)] == [
         ("Device", "cuda"),
@@ -60,7 +60,7 @@ def test_controls_show_the_choice_in_reading_order() -> None:
 
 
 def test_moving_a_control_is_a_pick_and_everything_follows() -> None:
-    picker = LaunchPicker(batch_size=32, machine=machines.KAGGLE)
+    picker = LaunchPicker(batch_size=32, machine=hardware.KAGGLE)
     control(picker, "Device").value = "cpu"
     control(picker, "Processes").value = 4
     control(picker, "Accumulation").value = 2
@@ -77,7 +77,7 @@ def test_moving_a_control_is_a_pick_and_everything_follows() -> None:
 
 
 def test_choosing_in_code_moves_the_controls() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE)
+    picker = LaunchPicker(machine=hardware.KAGGLE)
     _ = picker.widget
     picker.choose(device=1, mixed_precision="bf16")
     assert not control(picker, "GPU 0").value
@@ -88,7 +88,7 @@ def test_choosing_in_code_moves_the_controls() -> None:
 
 
 def test_gpus_are_taken_and_left_and_the_last_one_stays() -> None:
-    picker = LaunchPicker(machine=machines.A100S)
+    picker = LaunchPicker(machine=hardware.A100S)
     for number in (1, 3):
         control(picker, f"GPU {number}").value = False
     assert picker.values["device"] == [0, 2]
@@ -103,7 +103,7 @@ def test_gpus_are_taken_and_left_and_the_last_one_stays() -> None:
 
 
 def test_the_cpu_hides_the_gpus() -> None:
-    picker = DevicePicker(machine=machines.KAGGLE)
+    picker = DevicePicker(machine=hardware.KAGGLE)
     row = next(
         box
         for box in parts(picker, ipywidgets.HBox)
@@ -116,7 +116,7 @@ def test_the_cpu_hides_the_gpus() -> None:
 
 
 def test_precisions_carry_their_mark_in_words() -> None:
-    picker = PrecisionPicker(machine=machines.T4)
+    picker = PrecisionPicker(machine=hardware.T4)
     assert [label for label, _ in control(picker, "Precision").options] == [
         "no ● float32 throughout",
         "bf16 ◐ emulated (sm_75; native from sm_80)",
@@ -126,7 +126,7 @@ def test_precisions_carry_their_mark_in_words() -> None:
 
 
 def test_a_change_of_device_changes_the_marks_and_keeps_the_boxes() -> None:
-    picker = LaunchPicker(machine=machines.UNLIKE)
+    picker = LaunchPicker(machine=hardware.UNLIKE)
     before = parts(picker, ipywidgets.Widget)
     control(picker, "GPU 1").value = False
     assert control(picker, "Precision").value == "bf16"
@@ -134,7 +134,7 @@ def test_a_change_of_device_changes_the_marks_and_keeps_the_boxes() -> None:
 
 
 def test_a_person_is_never_shown_an_impossible_number() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE)
+    picker = LaunchPicker(machine=hardware.KAGGLE)
     control(picker, "Processes").value = 99
     assert picker.values["num_processes"] == 2
     control(picker, "Processes").value = 0
@@ -142,7 +142,7 @@ def test_a_person_is_never_shown_an_impossible_number() -> None:
 
 
 def test_what_goes_wrong_under_a_button_is_said_in_place() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE)  # there is no such GPU to measure
+    picker = LaunchPicker(machine=hardware.KAGGLE)  # there is no such GPU to measure
     control(picker, "Time").click()
     assert '<div role="alert"><p><strong>error:</strong>' in shown(picker)
     button = control(picker, "Time")
@@ -160,16 +160,16 @@ def test_the_time_button_shows_numbers() -> None:
 
 
 def test_what_is_told_is_escaped() -> None:
-    evil = machines.machine(*machines.gpus(1, "<b>GPU</b>", (8, 0)))
+    evil = hardware.machine(*hardware.gpus(1, "<b>GPU</b>", (8, 0)))
     assert "&lt;b&gt;GPU&lt;/b&gt;" in shown(LaunchPicker(machine=evil))
 
 
 def test_no_text_has_a_color_of_its_own() -> None:
-    text = shown(LaunchPicker(machine=machines.KAGGLE, model=10**9))
+    text = shown(LaunchPicker(machine=hardware.KAGGLE, model=10**9))
     assert "color:" not in text.replace("color: inherit", "").replace("currentColor", "")
     assert 'role="status"' in text
 
 
 def test_showing_it_twice_shows_the_same_controls() -> None:
-    picker = LaunchPicker(machine=machines.KAGGLE)
+    picker = LaunchPicker(machine=hardware.KAGGLE)
     assert picker.widget is picker.widget
