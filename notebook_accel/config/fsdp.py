@@ -19,6 +19,8 @@ _SETTING_OF = {
     "cpu_offload": "fsdp_offload_params",
     "transformer_cls_names_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
 }
+# What a version does not ask: whoever writes all variables writes this one in vain.
+_NOT_OF_VERSION = {1: "reshard_after_forward", 2: "sharding_strategy"}
 _DTYPES = {
     "torch.float32": "fp32",
     "float32": "fp32",
@@ -67,11 +69,13 @@ class FullyShardedDataParallelPlugin:
 
     def __post_init__(self) -> None:
         found = resolve({})
+        self.fsdp_version = self.fsdp_version or found.fsdp_version
         for one in fields(self):
+            if one.name == _NOT_OF_VERSION[self.fsdp_version]:
+                continue
             name = _SETTING_OF.get(one.name, f"fsdp_{one.name}")
             if getattr(self, one.name) is None and name in SETTINGS and _chosen(found, name):
                 setattr(self, one.name, found[name])
-        self.fsdp_version = self.fsdp_version or 1
         if isinstance(self.transformer_cls_names_to_wrap, str):
             names = self.transformer_cls_names_to_wrap.split(",")
             self.transformer_cls_names_to_wrap = [one.strip() for one in names]
