@@ -276,7 +276,7 @@ def test_a_traceback_that_is_only_logged_is_shown_while_the_script_goes_on(tmp_p
     source = (
         "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError:\n"
         "    if rank == 0: traceback.print_exc()\n"
-        "time.sleep(1.5); print('still here', file=sys.stderr)"
+        "time.sleep(2); print('still here', file=sys.stderr)"
     )
     done = failing(tmp_path, source)
     assert done.returncode == 0

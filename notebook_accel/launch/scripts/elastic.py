@@ -40,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
         rank, first = error.get_first_failure()
         code = int(first.exitcode)
         how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        tries = f" after {options.max_restarts} restarts" if options.max_restarts else ""
+        most = options.max_restarts
+        tries = f" after {most} restart{'s' if most > 1 else ''}" if most else ""
         print(f"{PROG}: rank {rank} failed{tries}, {how}", file=sys.stderr)
         return exit_code(code)
     except SignalException as ended:

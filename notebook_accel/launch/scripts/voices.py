@@ -12,7 +12,8 @@ import re
 import select
 
 PARTIAL_S = 0.05  # how long the start of a line waits for its end
-HOLD_S = 1.0  # how long a traceback waits for the end of its process
+HOLD_S = 1.5  # how long a traceback waits for the end of its process
+FINAL_HOLD_S = 6.0  # the same for one that torch wrote: its process is ending
 READ_BYTES = 1 << 16
 MAX_HELD_BYTES = 1 << 20
 STDERR = 2
@@ -85,7 +86,9 @@ class Voice:
         if self.target == STDERR and not self.last_words:
             start = _start_of_last_words(whole)
             whole, self.last_words = whole[:start], whole[start:]
-            self._words_due = now + HOLD_S if self.last_words else _NEVER
+            is_final = self.last_words.startswith(b"[rank")
+            patience_s = FINAL_HOLD_S if is_final else HOLD_S
+            self._words_due = now + patience_s if self.last_words else _NEVER
         elif self.last_words:
             whole, self.last_words = b"", self.last_words + whole
         self._write(whole)

@@ -1,0 +1,175 @@
+"""One loop, the same losses: from a cell, from launch on one and two ranks, by torchrun."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notebook_accel import notebook_launcher
+from tests.support.launches import clean_env, launch
+
+QUICKSTART = """
+import json, os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def main(folder=None):
+    from notebook_accel import Accelerator, set_seed
+
+    set_seed(0)
+    accelerator = Accelerator(log_with="jsonl" if folder else None, project_dir=folder)
+    accelerator.init_trackers("quickstart") if folder else None
+    x = torch.randn(256, 20)
+    data = TensorDataset(x, (x[:, :3].sum(1) > 0).long())
+    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loader = DataLoader(data, batch_size=32 // accelerator.num_processes, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses = []
+    for _ in range(2):
+        for batch, label in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch), label)
+            accelerator.backward(loss)
+            optimizer.step()
+            losses.append(accelerator.reduce(loss.detach(), "mean").item())
+            accelerator.log({"loss": losses[-1]}, step=len(losses)) if folder else None
+    if folder:
+        accelerator.save_state(os.path.join(folder, "state"))
+        accelerator.load_state(os.path.join(folder, "state"))
+        accelerator.end_training()
+        files = [file for _, _, files in os.walk(folder) for file in files]
+        assert not accelerator.is_main_process or any("jsonl" in file for file in files), files
+    accelerator.print("losses:" + json.dumps([losses, accelerator.num_processes]))
+    return losses
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+def losses(done: subprocess.CompletedProcess[str], num: int) -> list[float]:
+    assert done.returncode == 0, done.stderr
+    (line,) = [one for one in done.stdout.splitlines() if one.startswith("losses:")]
+    found, num_processes = json.loads(line.removeprefix("losses:"))
+    assert num_processes == num
+    return [float(one) for one in found]
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("script") / "quickstart.py"
+    path.write_text(QUICKSTART)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(script: Path) -> list[float]:
+    return losses(launch("--cpu", script), 1)
+
+
+def test_two_processes_of_a_launch_have_the_losses_of_one(
+    script: Path, alone: list[float], tmp_path: Path
+) -> None:
+    done = launch("--cpu", "--num_processes", "2", script, tmp_path)
+    assert losses(done, 2) == pytest.approx(alone, rel=1e-4)
+    assert (tmp_path / "state" / "model.safetensors").exists()
+
+
+def test_a_cells_launcher_has_the_losses_of_a_launch(script: Path, alone: list[float]) -> None:
+    cell: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(script.read_text().partition("if __name__")[0], script, "exec"), cell)
+    run = notebook_launcher(cell["main"], num_processes=2, device="cpu")
+    assert run[0] == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_torchrun_has_the_losses_of_a_launch(script: Path, alone: list[float]) -> None:
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*words, str(script)],
+        env=clean_env(ACCELERATE_USE_CPU="true"), capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert losses(done, 2) == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_accelerates_launcher_has_the_losses_of_ours(script: Path, alone: list[float]) -> None:
+    pytest.importorskip("accelerate")
+    words = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+    done = subprocess.run(
+        [*words, str(script)], env=clean_env(), capture_output=True, text=True, timeout=90
+    )
+    assert losses(done, 1) == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_crash_is_started_again_from_the_last_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(RESUME)
+    words = ["--cpu", "--num_processes", "2", "--max_restarts", "1", "script.py", "6", "3"]
+    done = launch(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "launch: restart 1 of 1, world size 2" in done.stderr
+    assert done.stdout.splitlines() == ["from step 0", "from step 3", "done"]
+
+
+@pytest.mark.slow
+def test_a_crash_beyond_all_restarts_has_the_exit_code_of_the_rank(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os, sys, time\nsys.exit(9) if os.environ['RANK'] == '1' else time.sleep(60)"
+    )
+    words = ["--cpu", "--num_processes", "2", "--max_restarts", "1", "script.py"]
+    done = launch(*words, cwd=tmp_path)
+    assert done.returncode == 9
+    assert done.stderr.endswith("rank 1 failed after 1 restart, exit code 9\n")
+
+
+@pytest.mark.slow
+def test_tee_tags_every_line_with_its_rank_and_keeps_files(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('hello')")
+    words = ["--cpu", "--num_processes", "2", "--tee", "3", "--log_dir", "logs", "script.py"]
+    done = launch(*words, cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[default0]:hello", "[default1]:hello"]
+    assert len(list((tmp_path / "logs").rglob("stdout.log"))) == 2
+
+
+RESUME = """
+import os, sys
+import torch
+from notebook_accel import Accelerator
+
+class Count:
+    value = 0
+    def state_dict(self):
+        return {"value": self.value}
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+last, crash_at = map(int, sys.argv[1:])
+accelerator = Accelerator()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = accelerator.prepare(model, optimizer)
+count = Count()
+accelerator.register_for_checkpointing(count)
+if os.path.exists("state"):
+    accelerator.load_state("state")
+accelerator.print("from step", count.value)
+while count.value < last:
+    if count.value == crash_at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        accelerator.wait_for_everyone()
+        os._exit(3) if accelerator.process_index == 1 else accelerator.wait_for_everyone()
+    optimizer.zero_grad()
+    accelerator.backward(model(torch.ones(4, 2)).square().mean())
+    optimizer.step()
+    count.value += 1
+    accelerator.save_state("state")
+accelerator.print("done")
+"""
