@@ -16,7 +16,8 @@ from string import Template
 from typing import Any
 
 from notebook_accel.errors import LaunchError
-from notebook_accel.events.model import Output
+from notebook_accel.events.model import Display, Output
+from notebook_accel.launch.folding import Folder, ranks_in_words
 
 # Marks a line that speaks for the run and gets no tag; never seen by anybody.
 _ANNOUNCED = "\x1e"
@@ -129,9 +130,10 @@ def write_here(stream: str, text: str) -> None:
 class Console:
     """A sink that writes the ranks' lines under the cell, a batch at a time, tagged by rank.
 
-    A run of one rank, and what ``accelerator.print`` says, has no tag. ``template`` is
-    a ``string.Template`` over rank, local_rank and role_name, as torch elastic has it. ``write``
-    puts text on the named stream. ``first_rank`` is the lowest rank of this machine.
+    The same line of several ranks is written once, and so is one that is repeated. A run of one
+    rank, and what ``accelerator.print`` says, has no tag. ``template`` is a ``string.Template``
+    over rank, local_rank and role_name, as torch elastic has it: each rank's lines then stay its
+    own. ``write`` puts text on the named stream. ``first_rank`` is the lowest rank here.
     """
 
     def __init__(
@@ -142,44 +144,60 @@ class Console:
         first_rank: int = 0,
     ) -> None:
         self._put = write
-        self._tags = [
-            Template(template).safe_substitute(
-                rank=first_rank + rank, local_rank=rank, role_name="default"
-            )
-            if template is not None
-            else (f"[{first_rank + rank}] " if num_ranks > 1 else "")
-            for rank in range(num_ranks)
-        ]
+        self._num_ranks = num_ranks
+        self._first_rank = first_rank
+        self._template = None if template is None else Template(template)
+        self._folder = Folder(num_ranks, self._tag)
         self._batch: list[tuple[str, str]] = []
         self._due = 0.0
 
     def handle(self, event: Any) -> None:
-        """Take the lines of one rank into the batch."""
-        if isinstance(event, Output):
-            tag = "" if event.announced else self._tags[event.rank]
-            text = event.text
-            if tag:
-                text = "".join(
-                    tag + line if line.strip("\r\n") else line for line in _lines(event.text)
-                )
-            if self._batch and self._batch[-1][0] == event.stream:
-                text = self._batch.pop()[1] + text
-            self._batch.append((event.stream, text))
+        """Take the lines of one rank, or let what was said before a rich output come before it."""
+        if isinstance(event, Display):
+            self._write(everything=True)
+        elif not isinstance(event, Output):
+            return
+        elif event.announced:
+            self._take(self._folder.due(everything=True))
+            self._take([(event.stream, event.text)])
+        elif self._template is not None:
+            tag = self._tag([event.rank])
+            lines = [tag + line if line.strip("\r\n") else line for line in _lines(event.text)]
+            self._take([(event.stream, "".join(lines))])
+        else:
+            self._folder.add(event.rank, event.stream, _lines(event.text))
 
     def tick(self) -> None:
         """Write the batch if the last one was written a while ago."""
-        if self._batch and time.monotonic() >= self._due:
-            self._write()
+        if time.monotonic() >= self._due:
+            self._write(everything=False)
 
     def close(self) -> None:
         """Write what is left."""
-        self._write()
+        self._write(everything=True)
 
-    def _write(self) -> None:
+    def _tag(self, ranks: list[int]) -> str:
+        if self._template is not None:
+            return self._template.safe_substitute(
+                rank=self._first_rank + ranks[0], local_rank=ranks[0], role_name="default"
+            )
+        if self._num_ranks == 1:
+            return ""
+        return f"[{ranks_in_words([self._first_rank + rank for rank in ranks])}] "
+
+    def _take(self, texts: list[tuple[str, str]]) -> None:
+        for stream, text in texts:
+            if self._batch and self._batch[-1][0] == stream:
+                text = self._batch.pop()[1] + text
+            self._batch.append((stream, text))
+
+    def _write(self, everything: bool) -> None:
+        self._take(self._folder.due(everything=everything))
         batch, self._batch = self._batch, []
         for stream, text in batch:
             self._put(stream, text)
-        self._due = time.monotonic() + WRITE_INTERVAL_S
+        if batch:
+            self._due = time.monotonic() + WRITE_INTERVAL_S
 
 
 class RankLogs:

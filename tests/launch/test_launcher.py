@@ -331,9 +331,8 @@ def test_native_and_subprocess_output_is_captured_and_tagged(
     cpu(main, (), 2)
     out = capfd.readouterr().out
     for rank in range(2):
-        assert f"[{rank}] from native code\n" in out
-        assert f"[{rank}] from a subprocess\n" in out
-        assert f"[{rank}] no end of line\n" in out
+        for line in ("from native code", "from a subprocess", "no end of line"):
+            assert f"[{rank}] {line}\n" in out or f"[0,1] {line}\n" in out
 
 
 def test_what_accelerator_print_says_is_said_once_and_untagged(
