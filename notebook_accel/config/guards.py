@@ -26,6 +26,7 @@ NAMES = {
     "effective-batch": "what an optimizer step sees changed with the number of processes",
     "unpinned": "non_blocking copies from memory that is not pinned",
     "slow-loader": "training waits for its data",
+    "file-race": "a file is read that another rank has just written, with no barrier between",
     "unopened-trackers": "log() before init_trackers(): the trackers asked for get nothing",
     "kernel-global": "a variable of the notebook changed in the worker only",
 }

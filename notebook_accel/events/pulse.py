@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -105,7 +106,8 @@ class Pulse:
 
     A collective that fails is never left: that is where the rank's story ended, until it enters
     the next one. ``tell`` sends a landmark to the kernel. ``quiet`` says that what goes on now is
-    part of what was entered.
+    part of what was entered; ``left_ns`` is when this rank left a collective last, by the clock
+    that all processes of a machine share.
     """
 
     __slots__ = (
@@ -118,6 +120,7 @@ class Pulse:
         "_tell",
         "_whose",
         "_words",
+        "left_ns",
         "quiet",
     )
 
@@ -129,6 +132,7 @@ class Pulse:
         self._entered = 0
         self._num_backward = 0
         self.quiet = False
+        self.left_ns = 0
         # By id, for a code object computes its hash anew each time; by instruction, for a frame
         # looks for its line number from the start of the function each time.
         self._landmarks: dict[tuple[int, int], int] = {}
@@ -166,6 +170,7 @@ class Pulse:
     def leave(self) -> None:
         """Note that the newest collective is over."""
         self._words[LEFT] = self._entered
+        self.left_ns = time.monotonic_ns()
 
     def again(self) -> None:
         """Note that the newest collective, begun before, is waited for now."""

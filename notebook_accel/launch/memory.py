@@ -88,3 +88,16 @@ class PulsePage:
     def close(self) -> None:
         """Unmap the page."""
         self._page.close()
+
+
+def room_for_ranks(fd: int, num_ranks: int, num_bytes: int) -> memoryview:
+    """Map what ranks of a machine tell each other, after the pulses: ``num_bytes`` for each.
+
+    Whoever maps it first makes the room.
+    """
+    pulses = num_ranks * NUM_WORDS * 8
+    start = mmap.PAGESIZE * (1 + -(-pulses // mmap.PAGESIZE))
+    size = num_ranks * num_bytes
+    if os.fstat(fd).st_size < start + size:
+        os.ftruncate(fd, start + size)
+    return memoryview(mmap.mmap(fd, size, offset=start))

@@ -43,6 +43,7 @@ WARM = (
     "torch.nn.parallel",
     "torch.utils.data",
     "notebook_accel.runtime.accelerator",
+    "notebook_accel.ranks.files",
     "notebook_accel.ranks.raw",
 )
 _NOTEBOOK = ("ipykernel.zmqshell", "ipywidgets", "comm")  # the first is what tqdm.auto looks for

@@ -28,11 +28,12 @@ from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.model import Returned, Started
 from notebook_accel.events.pulse import Pulse
 from notebook_accel.launch import display, failure, left_behind, streams, wire
-from notebook_accel.launch.memory import FlagPage, PulsePage
+from notebook_accel.launch.memory import FlagPage, PulsePage, room_for_ranks
 from notebook_accel.launch.seat import Seat
 
 PR_SET_PDEATHSIG = 1
-_TORCHS_OWN = "notebook_accel.ranks.raw"  # where torch's own collectives are seen
+# What looks, on the worker side: at collectives by torch's own names, at files between ranks.
+_TORCHS_OWN, _FILES = "notebook_accel.ranks.raw", "notebook_accel.ranks.files"
 _kept_alive: list[Any] = []  # the rendezvous store: it serves as long as this process lives
 
 
@@ -188,7 +189,7 @@ def _work(seat: Seat, load: Callable[[], Call]) -> int:
     slot = PulsePage(seat.flags, place.local_size).slot(place.local_rank)
     pulse = Pulse(place.local_rank, slot, emitter.send) if place.size > 1 else None
     if pulse is not None:
-        importlib.import_module(_TORCHS_OWN).watch_torch(pulse, place)
+        _look_around(seat, pulse)
     flags = FlagPage(seat.flags)
     worker = context.WorkerContext(place, emitter, flags, seat.settings, pulse=pulse)
     context.enter(worker)
@@ -216,6 +217,14 @@ def _work(seat: Seat, load: Callable[[], Call]) -> int:
         _report_failure(seat, emitter, failed, name_of)
     _run_exit_functions(worker.at_exit if clean else [])
     return 0 if clean else 1
+
+
+def _look_around(seat: Seat, pulse: Pulse) -> None:
+    place = seat.placement
+    importlib.import_module(_TORCHS_OWN).watch_torch(pulse, place)
+    files = importlib.import_module(_FILES)
+    room = room_for_ranks(seat.flags, place.local_size, files.NUM_BYTES)
+    files.watch_files(room, place, pulse)
 
 
 def _call(call: Call) -> Any:
