@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from notebook_accel.errors import RunInterrupted, RunTimeout
+from notebook_accel.errors import LaunchError, RunInterrupted, RunTimeout
 from notebook_accel.events.sinks import Sink
 from notebook_accel.launch import addresses, elastic, store
 from notebook_accel.launch.attempts import equip
@@ -68,8 +68,12 @@ def together(
     """
     result: RunResult | None = None
     error: BaseException | None = None
-    while (word := elastic.wait(agent, interrupted, idle)) is not None:
-        if isinstance(word, End):
+    while True:
+        try:
+            word = elastic.wait(agent, interrupted, idle)
+        except LaunchError as lost:  # by ``idle``; what an attempt ended with says more
+            word, error = End(True), error or lost
+        if word is None or isinstance(word, End):
             break
         if word.attempt:
             print(
@@ -81,7 +85,7 @@ def together(
         attempt.add_sinks([listening])
         result, error = _carry_out(attempt)
         if isinstance(listening.word, Stop):
-            result, error = None, None
+            result, error = None, None if isinstance(error, RunInterrupted) else error
             agent.tell(elastic.STOPPED)
         elif isinstance(listening.word, End):
             word = listening.word

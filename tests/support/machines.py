@@ -1,40 +1,111 @@
-"""Machines as plain data: what the facts layer would say on each."""
+"""Two machines on one: a launch in this process, and a joined command beside it."""
 
 from __future__ import annotations
 
-from notebook_accel.launch.devices import Device
-from notebook_accel.launch.machine import Machine
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-GB = 10**9
-XEON = {"num_cores": 4, "cpu_name": "Intel Xeon CPU @ 2.00GHz", "free_bytes": 28 * GB}
+import psutil
+import pytest
+
+from notebook_accel import notebook_launcher
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 90.0
 
 
-def gpus(
-    num: int,
-    name: str,
-    capability: tuple[int, int] | None,
-    total_gb: int = 16,
-    free_gb: int = 15,
-    prefix: str = "GPU",
-) -> tuple[Device, ...]:
-    return tuple(
-        Device("cuda", i, name, f"{prefix}-{i}", total_gb * GB, free_gb * GB, capability)
-        for i in range(num)
+class Joiner:
+    """One ``notebook-accel join``, with what it said."""
+
+    def __init__(self, address: str, token: str, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "notebook_accel", "join", address, *options],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "NOTEBOOK_ACCEL_TOKEN": token},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; give the exit code and the output."""
+        out, _ = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, out
+
+    def family(self) -> set[int]:
+        """The processes that it has started."""
+        return {one.pid for one in psutil.Process(self.process.pid).children(recursive=True)}
+
+
+class Waiting:
+    """A launch that waits for other machines."""
+
+    def __init__(self, run: Any, said: Said) -> None:
+        self.run = run
+        self.said = said
+        self.address = said.match(r"notebook-accel join (\S+)").group(1)
+        said.match(r"token: (\S+)")
+        self.tokens = re.findall(r"token: (\S+)", said.text)
+        self.joined: list[Joiner] = []
+
+    def join(self, *options: str) -> Joiner:
+        """Join it as one should."""
+        self.joined.append(Joiner(self.address, self.tokens.pop(0), *options))
+        return self.joined[-1]
+
+
+class Said:
+    """What this process has written so far."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+        self.text = ""
+
+    def match(self, pattern: str) -> re.Match[str]:
+        """Wait until it has written what ``pattern`` finds."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            self.read()
+            if found := re.search(pattern, self.text):
+                return found
+            time.sleep(0.05)
+        raise TimeoutError(f"{pattern!r} was not written: {self.text}")
+
+    def read(self) -> str:
+        """Give all of it."""
+        self.text += "".join(self._capture.readouterr())
+        return self.text
+
+
+@contextmanager
+def joinable(
+    main: Callable[..., Any],
+    capture: pytest.CaptureFixture[str],
+    args: tuple[Any, ...] = (),
+    num_processes: int = 2,
+    num_nodes: int = 2,
+    **how: Any,
+) -> Iterator[Waiting]:
+    """Launch ``main`` for machines to join; what is left of it is ended."""
+    run = notebook_launcher(
+        main, args, num_processes, num_nodes=num_nodes, join=True, device="cpu", block=False, **how
     )
-
-
-def machine(*devices: Device, **facts: object) -> Machine:
-    return Machine(devices, **{**XEON, "total_bytes": 31 * GB, **facts})  # type: ignore[arg-type]
-
-
-PLAIN_CPU = machine()
-AMX_CPU = machine(bf16_unit="AMX", fp16_unit="AMX-FP16")
-T4 = machine(*gpus(1, "Tesla T4", (7, 5)))
-KAGGLE = machine(*gpus(2, "Tesla T4", (7, 5)))
-P100 = machine(*gpus(1, "Tesla P100-PCIE-16GB", (6, 0)))
-A100S = machine(*gpus(4, "NVIDIA A100-SXM4-80GB", (8, 0), 85, 84), num_cores=32)
-H100 = machine(*gpus(1, "NVIDIA H100 80GB HBM3", (9, 0), 85, 84))
-MIG = machine(*gpus(1, "NVIDIA A100 MIG 1g.10gb", (8, 0), 10, 10, prefix="MIG"))
-MAC = Machine((Device("mps", 0, "Apple GPU"),), num_cores=8, knows_cpu=False)
-TPU = machine(Device("tpu", 0, "TPU (PJRT_DEVICE=TPU)"))
-UNLIKE = machine(*gpus(1, "NVIDIA A100", (8, 0)), Device("cuda", 1, "Tesla T4", "GPU-9", capability=(7, 5)))
+    waiting = None
+    try:
+        waiting = Waiting(run, Said(capture))
+        yield waiting
+    finally:
+        for joiner in waiting.joined if waiting is not None else []:
+            joiner.process.kill()
+            joiner.process.communicate()
+        if not run.done:
+            run.kill()
+            run._done.wait(WAIT_S)
+        run._thread.join(WAIT_S)

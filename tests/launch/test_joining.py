@@ -1,0 +1,242 @@
+"""Other machines join a notebook's run: processes of this machine stand for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from notebook_accel import (
+    Accelerator,
+    ConfigError,
+    LaunchError,
+    RunInterrupted,
+    WorkerDied,
+    notebook_launcher,
+)
+from notebook_accel.launch import frames, joining
+from tests.support.kernels import wait_gone
+from tests.support.machines import Joiner, Said, joinable
+
+
+def train(how: str = "", num_steps: int = 4) -> Any:
+    """Give a function to launch; made here, so that it travels by value."""
+
+    def main() -> tuple[int, int, int, float]:
+        accelerator = Accelerator()
+        rank = accelerator.process_index
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+        loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+        model, optimizer, loader = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), loader
+        )
+        step = 0
+        while step < num_steps:
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = ((model(x) - y) ** 2).mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                step += 1
+                if how == "forever":
+                    print(f"rank {rank} goes on")
+                    time.sleep(0.02)
+            if rank == 3 and how == "fail":
+                raise ValueError("on the other machine")
+            if rank == 3 and how == "fail once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                raise ValueError("the first time")
+            if rank == 3 and how == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+        print(f"rank {rank} is done")
+        return rank, accelerator.num_processes, accelerator.local_process_index, loss.item()
+
+    return main
+
+
+def test_machines_that_join_make_one_run_with_the_notebook(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    torch.manual_seed(7)
+    with joinable(train(), capfd) as waiting:
+        joiner = waiting.join()
+        result = waiting.run.wait(90)
+        code, out = joiner.end()
+    assert [value[:3] for value in result] == [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
+    assert [log.splitlines()[-1] for log in result.logs] == [f"rank {n} is done" for n in range(4)]
+    said = waiting.said.read()
+    assert "[3] rank 3 is done\n" in said
+    assert "machine 1 (" in said and ", 127.0.0.1) has joined: 2 CPU processes" in said
+    assert code == 0
+    assert "as machine 1 of 2: 2 CPU processes. Its output appears in the notebook." in out
+    assert out.endswith("The run is over.\n")
+    torch.manual_seed(7)
+    alone = notebook_launcher(train(), (), 4, device="cpu")
+    assert result.history["loss"] == alone.history["loss"]
+    assert [value[3] for value in result] == [value[3] for value in alone]
+
+
+def test_an_exception_on_another_machine_is_raised_in_the_notebook(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with joinable(train("fail"), capfd) as waiting:
+        joiner = waiting.join()
+        with pytest.raises(ValueError, match="on the other machine") as caught:
+            waiting.run.wait(90)
+        code, out = joiner.end()
+    assert "raised in rank 3, " in caught.value.__notes__[0]
+    assert 'raise ValueError("on the other machine")' in str(caught.value.__cause__)
+    assert code == 1
+    assert "the run failed; what rank 3 of this machine did: it raised ValueError" in out
+
+
+@pytest.mark.slow
+def test_all_machines_stop_at_the_same_step(capfd: pytest.CaptureFixture[str]) -> None:
+    with joinable(train("forever", 10**6), capfd) as waiting:
+        joiner = waiting.join()
+        waiting.said.match(r"rank 3 goes on")
+        time.sleep(0.5)
+        waiting.run.stop()
+        with pytest.raises(RunInterrupted, match=r"stopped at step \d+;") as caught:
+            waiting.run.wait(60)
+        code, out = joiner.end()
+    result = caught.value.result
+    assert len(result.salvaged) == 1 and isinstance(result.salvaged[0], nn.Linear)
+    counts = {log.count("goes on") for log in result.logs}
+    assert max(counts) - min(counts) <= 1  # the last line of a rank may be under way
+    assert len(result.history["loss"]) >= min(counts)
+    assert (code, out.splitlines()[-1]) == (0, "The run was stopped.")
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_a_joined_machine_stops_all_of_them(capfd: pytest.CaptureFixture[str]) -> None:
+    with joinable(train("forever", 10**6), capfd) as waiting:
+        joiner = waiting.join()
+        waiting.said.match(r"rank 3 goes on")
+        joiner.process.send_signal(signal.SIGINT)
+        with pytest.raises(RunInterrupted, match="stopped at step"):
+            waiting.run.wait(60)
+        code, _ = joiner.end()
+        assert "note: the run was stopped on machine 1 (" in waiting.said.read()
+    assert code == 0
+
+
+@pytest.mark.slow
+def test_a_lost_machine_ends_the_run_and_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with joinable(train("forever", 10**6), capfd) as waiting:
+        joiner = waiting.join()
+        waiting.said.match(r"rank 3 goes on")
+        family = joiner.family()
+        joiner.process.kill()
+        with pytest.raises(WorkerDied, match=r"machine 1 \(.*\) was lost, after step") as caught:
+            waiting.run.wait(60)
+        joiner.end()
+    assert "the joined command or its machine ended" in caught.value.why
+    assert caught.value.rank == 2
+    assert len(caught.value.result.history["loss"]) > 0
+    assert wait_gone(family) == set()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_on_another_machine_is_named(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with joinable(train("die"), capfd) as waiting:
+        joiner = waiting.join()
+        with pytest.raises(WorkerDied, match="rank 3 was killed by SIGKILL, after step"):
+            waiting.run.wait(90)
+        assert joiner.end()[0] == 1
+
+
+@pytest.mark.slow
+def test_a_failure_on_one_machine_restarts_all(capfd: pytest.CaptureFixture[str]) -> None:
+    with joinable(train("fail once"), capfd, max_restarts=1) as waiting:
+        joiner = waiting.join()
+        result = waiting.run.wait(120)
+        code, out = joiner.end()
+    assert [value[0] for value in result] == [0, 1, 2, 3]
+    assert len(result.history["loss"]) == 4
+    again = "note: starting all ranks on all machines again (restart 1)"
+    assert again in waiting.said.read() and again in out
+    assert code == 0
+
+
+@pytest.mark.slow
+def test_a_joined_machine_leaves_nothing_behind_when_the_notebook_dies(
+    capfd: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    script = tmp_path / "notebook.py"
+    script.write_text(
+        "import time\nfrom notebook_accel import Accelerator, notebook_launcher\n"
+        "def main():\n    Accelerator()\n    print('at work')\n    time.sleep(600)\n"
+        "notebook_launcher(main, (), 1, num_nodes=2, join=True, device='cpu')\n"
+    )
+    notebook = psutil.Popen(
+        [sys.executable, "-u", str(script)],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "NOTEBOOK_ACCEL_UI": "off"},
+    )
+    said = Said(capfd)
+    address = said.match(r"notebook-accel join (\S+)").group(1)
+    joiner = Joiner(address, said.match(r"token: (\S+)").group(1))
+    said.match(r"1\] at work")
+    family = joiner.family()
+    assert len(family) >= 3  # its rank, its guard, torch's agent
+    notebook.kill()
+    notebook.wait(10)
+    code, out = joiner.end()
+    assert code == 1
+    assert "the notebook is gone, and the ranks of this machine with it" in out
+    assert wait_gone(family) == set()
+
+
+def test_strangers_are_refused_and_told_of_while_the_notebook_waits_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with joinable(train(), capfd) as waiting:
+        code, out = Joiner(waiting.address, frames.new_token()).end()
+        assert code == 1
+        assert "this machine was not let in: the notebook knows no such token" in out
+        waiting.said.match("note: 127.0.0.1 was not let in: its token is wrong")
+        host, _, port = waiting.address.partition(":")
+        assert host == "127.0.0.1"
+        with socket.create_connection((host, int(port)), 5) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(60))
+            waiting.said.match("note: 127.0.0.1 was not let in: it speaks no such protocol")
+        waiting.run.stop()
+        with pytest.raises(RunInterrupted, match="stopped while it waited for machines"):
+            waiting.run.wait(30)
+    with pytest.raises(LaunchError, match="no notebook waits at") as caught:
+        joining.join(host, int(port), frames.new_token())
+    assert "copy the line that the notebook shows now" in caught.value.fix
+
+
+def test_a_notebook_does_not_wait_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
+    with (
+        joinable(train(), capfd, rdzv_conf={"join_timeout": 1}) as waiting,
+        pytest.raises(LaunchError, match="0 of 1 other machine joined within 1 s") as caught,
+    ):
+        waiting.run.wait(30)
+    assert 'rdzv_conf={"join_timeout": seconds} waits longer' in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"num_nodes": 1}, "join=True with num_nodes=1"),
+        ({"num_nodes": 2, "node_rank": 1}, "join=True with node_rank=1"),
+        ({"num_nodes": 2, "rdzv_backend": "c10d"}, "join=True with rdzv_backend='c10d'"),
+        ({"num_nodes": 2, "master_addr": "10.0.0.5"}, "10.0.0.5 is not a loopback address"),
+    ],
+)
+def test_a_join_that_cannot_be_meant_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        notebook_launcher(train(), (), 1, join=True, device="cpu", **wrong)
