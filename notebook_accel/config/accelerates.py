@@ -30,6 +30,8 @@ WORLDS: Mapping[str, Mapping[str, str]] = {
     "MULTI_MUSA": {"device": "musa"},
     "MULTI_HPU": {"device": "hpu"},
     "MULTI_NEURON": {"device": "neuron"},
+    "DATA_PARALLEL": {"sagemaker_distributed_type": "DATA_PARALLEL"},
+    "MODEL_PARALLEL": {"sagemaker_distributed_type": "MODEL_PARALLEL"},
 }
 _NO_WORLD = ("", "NONE", *(word.upper() for word in NO))
 # Keys at the top level of DeepSpeed's own files, which none of ours has.
@@ -69,18 +71,23 @@ def translate(one: Setting, key: str, value: Any, source: Source) -> Iterator[tu
 
 
 def world(config: RunConfig) -> str:
-    """Give Accelerate's word for the kind of world that ``config`` asks for."""
+    """Give Accelerate's word for the kind of world that ``config`` asks for.
+
+    It has none for "whatever there is": several processes are GPUs then.
+    """
+    if config["sagemaker_distributed_type"]:
+        return str(config["sagemaker_distributed_type"])
     for name, says in WORLDS.items():
         if says.get("strategy") == config["strategy"] != "auto":
             return name
-    device = config["device"]
-    several = (config["num_processes"] or 1) > 1
-    if device in ("cpu", None, "auto", "auto-or-cpu", "mps"):
-        return "MULTI_CPU" if several and device == "cpu" else "NO"
-    named = {"gpu": "cuda"}.get(device, device) if isinstance(device, str) else "cuda"
-    if named == "cuda":
-        return "MULTI_GPU" if several else "NO"
-    return next(name for name, says in WORLDS.items() if says.get("device") == named)
+    device, total = config["device"], config["num_processes"]
+    if device in ("cpu", "mps", None, "auto", "auto-or-cpu"):
+        if device == "mps" or total in (None, 1):
+            return "NO"
+        return "MULTI_CPU" if device == "cpu" else "MULTI_GPU"
+    if device in ("cuda", "gpu") or not isinstance(device, str):
+        return "NO" if total == 1 else "MULTI_GPU"
+    return next(name for name, says in WORLDS.items() if says.get("device") == device)
 
 
 def gpu_ids(device: Any) -> str:

@@ -18,11 +18,7 @@ def refuse_contradictions(config: RunConfig) -> None:
     """Raise ConfigError for the first two settings of ``config`` that exclude each other."""
     for rule in _RULES:
         for one, other, why, fix in rule(config):
-            raise ConfigError(
-                f"{_shown(config, one)}, but {_shown(config, other)}",
-                why,
-                fix,
-            )
+            raise ConfigError(_both(config, one, other), why, fix)
 
 
 _Clash = tuple[str, str, str, str]
@@ -101,6 +97,17 @@ def _axes(config: RunConfig) -> Iterator[_Clash]:
 
 
 _RULES: tuple[Callable[[RunConfig], Iterator[_Clash]], ...] = (_machines, _fsdp, _deepspeed, _axes)
+
+
+def _both(config: RunConfig, one: str, other: str) -> str:
+    """Write two settings that stand in one file with their lines, others with where they stand."""
+    here, there = config.origin(one), config.origin(other)
+    if here.kind == there.kind == "file" and here.path == there.path:
+        return (
+            f"{here.path}, line {here.line}: {one}={config[one]!r}, but line {there.line} says "
+            f"{other}={config[other]!r}"
+        )
+    return f"{_shown(config, one)}, but {_shown(config, other)}"
 
 
 def _shown(config: RunConfig, name: str) -> str:

@@ -43,7 +43,8 @@ def entries(path: Path) -> list[Entry]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 0
-        raise _broken(path, line, "YAML", error.problem or error.context or "") from None
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise _broken(path, line, "YAML", problem) from None
     except (yaml.YAMLError, RecursionError) as error:
         raise _broken(path, 0, "YAML", str(error).partition("\n")[0]) from None
     if root is None:
@@ -63,8 +64,8 @@ def entries(path: Path) -> list[Entry]:
 
 def _flat(path: Path, loader: Any, node: Any, inside: str) -> Iterator[Entry]:
     _refuse_repeats(path, node)
-    loader.flatten_mapping(node)  # what `<<` brings
-    for key, value in node.value:
+    loader.flatten_mapping(node)  # what `<<` brings stands first, and is overridden
+    for key, value in {key.value: (key, value) for key, value in node.value}.values():
         name, line = f"{inside}{key.value}", key.start_mark.line + 1
         if value.id == "mapping" and not inside and name.endswith("_config"):
             yield from _flat(path, loader, value, f"{name}.")

@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser, sections: Iterable[str] = tuple
     for section in sections:
         group = parser.add_argument_group(SECTIONS[section])
         for one in SETTINGS.values():
-            if one.section == section:
+            if one.section == section and one.has_option:
                 _add(group, one)
 
 

@@ -63,6 +63,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _flags(one: Setting) -> list[str]:
+    if not one.has_option:
+        return []
     return [one.name, *one.flags, *(flag for word in one.words for flag in word.flags)]
 
 

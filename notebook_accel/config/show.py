@@ -35,7 +35,7 @@ def show(name: str, value: Any) -> str:
     """Write a value as it is written in a file; a secret is not shown."""
     if SETTINGS[name].secret and value is not None:
         return "(not shown)"
-    if value is None:
+    if value in (None, ""):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -56,7 +56,7 @@ class Source:
         elif isinstance(value, bool):
             text = "true" if value else "false"
         elif isinstance(value, (list, tuple)):
-            text = ",".join(map(str, value))
+            text = ",".join(map(self.show, value))
             text = f"[{text}]" if self.kind == "file" else text
         else:
             text = str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -34,6 +35,8 @@ _PREFIXES = {
     "dynamo_config": "dynamo_",
     "fp8_config": "fp8_",
 }
+# What distributed_type, use_cpu and a block say in Accelerate's files.
+_SAID_OTHERWISE = ("device", "strategy", "use_parallelism_config", "sagemaker_distributed_type")
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ def write(
         beside.write_text(_text(tree, path.suffix), encoding="utf-8")
         os.replace(beside, path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there may be no folder that it could lie in
+            beside.unlink()
         raise ConfigError(
             f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
             "settings are kept in a file",
@@ -108,7 +112,14 @@ def _judge(path: Path) -> tuple[ConfigFile, list[ConfigError]]:
     wrong: list[ConfigError] = []
     listed = entries(path)
     _refuse_deepspeeds_own(path, listed)
+    blocks: set[str] = set()
     for entry in listed:
+        block = entry.key.rpartition(".")[0]
+        if block and block not in _PREFIXES:
+            if block not in blocks:
+                wrong.append(_unknown_block(path, entry, block))
+            blocks.add(block)
+            continue
         try:
             for name, value in _meaning(path, entry):
                 _add(path, found, name, value, entry)
@@ -121,8 +132,14 @@ def _judge(path: Path) -> tuple[ConfigFile, list[ConfigError]]:
 
 def _meaning(path: Path, entry: Entry) -> Iterator[tuple[str, Any]]:
     block, _, inside = entry.key.rpartition(".")
-    if not block and entry.key in _PREFIXES and not entry.value:
-        return  # a block with nothing in it
+    if not block and entry.key in _PREFIXES:
+        if not entry.value:
+            return  # a block with nothing in it
+        raise ConfigError(
+            f"{path}, line {entry.line}: {entry.key} is {entry.value!r}",
+            "it is a block: its settings stand below it, indented",
+            f"write the settings of {entry.key} below it, or {{}} for none",
+        )
     key = next((key for key in _spellings(block, inside) if key in by_key()), None)
     if key is None:
         raise _unknown_key(path, entry, block, inside)
@@ -157,6 +174,15 @@ def _spellings(block: str, inside: str) -> list[str]:
     if not block:
         return [inside]
     return [f"{block}.{inside}", f"{block}.{_PREFIXES.get(block, '')}{inside}"]
+
+
+def _unknown_block(path: Path, entry: Entry, block: str) -> ConfigError:
+    near = nearest(block, _PREFIXES)
+    return ConfigError(
+        f"{path}, line {entry.line}: there are no settings in a block {block}",
+        f"the blocks of a file are {', '.join(_PREFIXES)}",
+        f"did you mean {near}?" if near else "delete that block",
+    )
 
 
 def _unknown_key(path: Path, entry: Entry, block: str, inside: str) -> ConfigError:
@@ -213,7 +239,7 @@ def _lies_in_a_block(one: Setting) -> bool:
 def _accelerates_tree(config: RunConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
     total = config["num_processes"]
     tree: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
+        "compute_environment": config["compute_environment"],
         "distributed_type": accelerates.world(config),
         "mixed_precision": str(config["mixed_precision"]),
         "use_cpu": config["device"] == "cpu",
@@ -223,12 +249,15 @@ def _accelerates_tree(config: RunConfig) -> tuple[dict[str, Any], tuple[str, ...
         "machine_rank": config["node_rank"],
         "gpu_ids": accelerates.gpu_ids(config["device"]),
     }
+    if config["compute_environment"] != "LOCAL_MACHINE":  # whose files know nothing of machines
+        for key in ("debug", "num_processes", "machine_rank", "gpu_ids"):
+            del tree[key]
     left_out = []
     for name, value in config.given().items():
         one = SETTINGS[name]
         if one.yaml and not one.secret:
             _put(tree, one.yaml, value.upper() if name == "dynamo_backend" else value)
-        elif name not in ("device", "strategy", "use_parallelism_config"):
+        elif name not in _SAID_OTHERWISE:
             left_out.append(name)
     return tree, tuple(left_out)
 

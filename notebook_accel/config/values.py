@@ -31,7 +31,7 @@ def read(one: Setting, raw: Any, source: Source) -> Any:
 
     Errors: ConfigError naming the place and what could be written there.
     """
-    if raw is None or raw == "":
+    if raw is None or raw in ("", [], {}):
         return None
     if one.name == "device":
         raw = _device(raw)
@@ -153,7 +153,7 @@ def _check_items(one: Setting, value: Any, source: Source) -> list[bool]:
     if len(words) != len(one.env) or not all(word in YES | NO for word in words):
         raise ConfigError(
             f"{source.quote(one.name, value)} cannot be",
-            f"{one.name} is {len(one.env)} times yes or no: {one.help}",
+            f"{one.name} has {len(one.env)} items: {one.help}",
             f"write {source.write(one.name, [False] * len(one.env))}, for example",
         )
     return [word in YES for word in words]
@@ -221,6 +221,9 @@ def _word(one: Setting, text: str, source: Source) -> str:
 
 
 def _list(one: Setting, text: str, source: Source) -> list[str]:
+    """Read one item, or several in brackets."""
+    if len(one.env) < 2 and text[:1] not in "[(":
+        return [text]
     return [item.strip() for item in text.strip("[]()").split(",") if item.strip()]
 
 

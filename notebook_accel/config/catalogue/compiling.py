@@ -42,7 +42,7 @@ FP8: tuple[Setting, ...] = (
     _fp8("amax_compute_algo", "str", "most_recent", "what it takes from them",
          choices=("max", "most_recent"), hardware=("cuda",)),
     _fp8("override_linear_precision", "list", None,
-         "three times yes or no: forward, input and weight gradients in more bits",
+         "yes or no for each of forward, input gradients, weight gradients: in more bits",
          env=("ACCELERATE_FP8_OVERRIDE_FPROP", "ACCELERATE_FP8_OVERRIDE_DGRAD",
               "ACCELERATE_FP8_OVERRIDE_WGRAD"), hardware=("cuda",)),
     _fp8("use_mxfp8_block_scaling", "bool", False, "one scale for each block of 32 numbers",

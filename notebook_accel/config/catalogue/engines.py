@@ -6,7 +6,8 @@ from notebook_accel.config.catalogue.setting import Setting, table
 
 _ds = table("deepspeed", env="ACCELERATE_DEEPSPEED_", yaml="deepspeed_config.")
 _lm = table("megatron", "megatron_lm_", "MEGATRON_LM_", "megatron_lm_config.")
-_lm_only = table("megatron", "megatron_lm_", "MEGATRON_LM_")  # has no option in Accelerate
+# What Megatron's plugin has, and neither an option nor a file.
+_lm_only = table("megatron", "megatron_lm_", "MEGATRON_LM_", has_option=False)
 
 _OFFLOAD = ("none", "cpu", "nvme")
 
@@ -44,7 +45,7 @@ DEEPSPEED: tuple[Setting, ...] = (
         env=("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",)),
     Setting("deepspeed_fields", "deepspeed", "str", None,
             "which of these a launch was given: DeepSpeed's own file must not say otherwise",
-            optional=True, env=("ACCELERATE_CONFIG_DS_FIELDS",)),
+            optional=True, has_option=False, env=("ACCELERATE_CONFIG_DS_FIELDS",)),
 )  # fmt: skip
 
 MEGATRON: tuple[Setting, ...] = (

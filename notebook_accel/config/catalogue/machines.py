@@ -100,12 +100,12 @@ SAGEMAKER: tuple[Setting, ...] = (
         yaml="compute_environment",
     ),
     _aws(
-        "use_sagemaker", "bool", False, "set by SageMaker inside its jobs", is_switch=True,
+        "use_sagemaker", "bool", False, "set by SageMaker inside its jobs", has_option=False,
         env=("ACCELERATE_USE_SAGEMAKER",),
     ),
     _aws(
         "sagemaker_distributed_type", "str", None, "what SageMaker distributes by",
-        choices=("NO", "DATA_PARALLEL", "MODEL_PARALLEL"),
+        choices=("NO", "DATA_PARALLEL", "MODEL_PARALLEL"), has_option=False,
         env=("ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE",),
     ),
     _aws("ec2_instance_type", "str", None, "kind of machine", yaml="ec2_instance_type"),

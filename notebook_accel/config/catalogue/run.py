@@ -112,4 +112,12 @@ RUN: tuple[Setting, ...] = (
         "allow_cp_standalone", "bool", False, "allow context parallelism without sharding",
         is_switch=True, env=("ACCELERATE_ALLOW_CP_STANDALONE",),
     ),
+    _run(
+        "debug_rdv_file", "str", None, "file at which ranks of Accelerate's debug_launcher meet",
+        has_option=False, env=("ACCELERATE_DEBUG_RDV_FILE",),
+    ),
+    _run(
+        "fork_launched", "bool", False, "set by Accelerate's notebook_launcher in its ranks",
+        has_option=False, env=("FORK_LAUNCHED",),
+    ),
 )  # fmt: skip

@@ -60,7 +60,8 @@ class Setting:
     that are read, the first one is also written; a list with several has one for each of its items.
     ``yaml`` is the path in Accelerate's file, "" if it has none; ``keys`` are further paths that
     are read. ``flags`` are further option names, ``words`` yes-or-no spellings of single values; an
-    option of a bool that ``is_switch`` takes no value. ``hardware`` lists the kinds of device it is
+    option of a bool that ``is_switch`` takes no value, and without ``has_option`` there is none.
+    ``hardware`` lists the kinds of device it is
     for, () is any. ``question`` is what the wizard asks, "" is never, and only where the settings
     of ``when`` have these values ("several" is more than one). A ``secret`` is never stored or
     shown.
@@ -84,22 +85,26 @@ class Setting:
     flags: tuple[str, ...] = ()
     words: tuple[Word, ...] = ()
     is_switch: bool = False
+    has_option: bool = True
     hardware: tuple[str, ...] = ()
     question: str = ""
     when: Mapping[str, Any] = field(default_factory=dict)
     secret: bool = False
 
 
-def table(section: str, prefix: str = "", env: str = "", yaml: str = "") -> Callable[..., Setting]:
+def table(
+    section: str, prefix: str = "", env: str = "", yaml: str = "", **always: Any
+) -> Callable[..., Setting]:
     """Give the maker of the rows of a table, whose names, variables and keys are built alike.
 
     A row ``("version", ...)`` of ``table("fsdp", "fsdp_", "FSDP_", "fsdp_config.")`` is the setting
     ``fsdp_version``, the variable ``FSDP_VERSION`` and the key ``fsdp_config.fsdp_version``. None
-    is its value until somebody chooses, unless it says otherwise.
+    is its value until somebody chooses, unless it says otherwise. ``always`` holds for all rows.
     """
 
     def row(name: str, kind: str, default: Any, help: str, **facts: Any) -> Setting:
         full = prefix + name
+        facts = {**always, **facts}
         if env:
             facts.setdefault("env", (env + name.upper(),))
         if yaml:
