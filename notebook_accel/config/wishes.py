@@ -5,7 +5,7 @@ A wish knows nothing of torch; ``strategies.registry.build`` turns it into a liv
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -123,6 +123,34 @@ class FSDP(Strategy):
                     f"{name} is a whole number of at least {least}",
                     f"write {name}={least}, or leave it out",
                 )
+
+
+@dataclass(frozen=True)
+class TensorParallel(Strategy):
+    """Each layer cut up over ``size`` neighboring ranks, which compute one batch together.
+
+    ``plan`` says how: names of modules (``*`` stands for one part of a name: "blocks.*.up") with
+    "colwise" (its outputs are divided) or "rowwise" (its inputs are; what follows is whole again),
+    "colwise_rep" (divided, then joined), "rowwise_rep" (an embedding by its rows), or a
+    ``ParallelStyle`` of torch. Without a plan it is the model's own (``tp_plan``). The groups of
+    ranks read different data and share the parameters as ``data`` says.
+
+    Errors: ConfigError for what cannot be.
+    Source: Shoeybi et al. 2019, "Megatron-LM"; torch.distributed.tensor.parallel.
+    """
+
+    name: ClassVar[str] = "tensor"
+    size: int = 2
+    plan: Mapping[str, Any] | None = None
+    data: FSDP = field(default_factory=FSDP)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise ConfigError(
+                f"TensorParallel(size={self.size!r})",
+                "it is how many ranks compute each layer together",
+                "write a divisor of the number of processes, for example size=2",
+            )
 
 
 def choose(value: Any, name: str, choices: Iterable[str]) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -33,6 +31,7 @@ from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
 from notebook_accel.strategies.blocks import find_blocks, modules_named
 from notebook_accel.strategies.compiled import uncompiled
+from notebook_accel.strategies.layout import data_axes, mesh_of
 from notebook_accel.strategies.precision import Precision
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -47,8 +46,7 @@ class FSDPEngine(Engine):
     def __init__(self, wish: FSDP, world: World, precision: Precision) -> None:
         super().__init__(wish, world, precision)
         self.layout = Layout(world.rank, world.size)
-        replicas = wish.replicas if isinstance(wish.replicas, int) else _num_machines(world)
-        self._mesh = mesh_of(world, replicas)
+        self._mesh = self._lay_out()
         self._moved: sharding.Moved = {}
         self._optimizers: list[Optimizer] = []
         self._saves_parts = wish.state_dict_type == "sharded_state_dict"
@@ -56,6 +54,10 @@ class FSDPEngine(Engine):
         self._syncs: dict[int, bool] = {}
         self._apart: set[int] = set()  # models whose gradients stay apart whatever windows say
         self._pulse = watch.pulse()
+
+    def _lay_out(self) -> DeviceMesh:
+        """Give the mesh whose last dimension shards, and one before it holds copies."""
+        return data_axes(mesh_of(self.world, num_copies(self.wish, self.world)))
 
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
 
@@ -100,19 +102,24 @@ class FSDPEngine(Engine):
             )
         if wish.activation_checkpointing:
             blocks = sharding.recompute(model, blocks)
-        moved = sharding.shard(
-            model,
-            self._mesh,
-            blocks,
-            reshard_after_forward=wish.reshard_after_forward,
-            numbers=self._numbers(),
-            offload=self._offload(),
-            ignored=ignored,
-        )
+        with sharding.tracked(model) as moved:
+            self._divide_layers(model)
+            sharding.shard(
+                model,
+                self._mesh,
+                blocks,
+                reshard_after_forward=wish.reshard_after_forward,
+                numbers=self._numbers(),
+                offload=self._offload(),
+                ignored=ignored,
+            )
         if given is not None:
             lean.pour(model, given, self.world, on_cpu=wish.cpu_offload)
         self._moved.update(moved)
         self._parts[id(model)] = len(blocks) + 1
+
+    def _divide_layers(self, model: nn.Module) -> None:
+        """Cut layers up before parameters are; here they stay whole."""
 
     def _numbers(self) -> MixedPrecisionPolicy:
         wish, compute = self.wish, self.precision.dtype
@@ -131,8 +138,8 @@ class FSDPEngine(Engine):
     def describe(self, model: nn.Module) -> str:
         """Say what became of ``model``."""
         num_parts, shards = self._parts.get(id(uncompiled(model)), 1), self._mesh.size(-1)
-        num_copies = self.world.size // shards
-        copies = f" in each of {num_copies} copies" if num_copies > 1 else ""
+        num = self._mesh.size() // shards
+        copies = f" in each of {num} copies" if num > 1 else ""
         parts = f"{num_parts} part{'s' if num_parts > 1 else ''}"
         return f"{parts}, each sharded over {shards} ranks{copies}"
 
@@ -242,29 +249,10 @@ class FSDPEngine(Engine):
         )
 
 
-def mesh_of(world: World, replicas: int = 1) -> DeviceMesh:
-    """Lay the ranks out: neighbors share a model, ``replicas`` of such groups hold copies.
-
-    Ranks: all ranks call it.
-    Errors: ConfigError where they do not divide.
-    """
-    if world.size % replicas:
-        raise ConfigError(
-            f"FSDP(replicas={replicas}) in a world of {world.size} ranks",
-            "every copy of the model needs equally many ranks",
-            f"write a divisor of {world.size}, or launch another number of processes",
-        )
-    shape = (replicas, world.size // replicas)[replicas == 1 :]
-    return _mesh(world.device.type, shape, id(dist.group.WORLD))
-
-
-@functools.cache  # each new mesh would make process groups of its own
-def _mesh(device_type: str, shape: tuple[int, ...], group: int) -> DeviceMesh:
-    names = ("dp_replicate", "dp_shard")[-len(shape) :]
-    return init_device_mesh(device_type, shape, mesh_dim_names=names)
-
-
-def _num_machines(world: World) -> int:
+def num_copies(wish: FSDP, world: World) -> int:
+    """How many copies of the sharded model ``wish`` asks for."""
+    if isinstance(wish.replicas, int):
+        return wish.replicas
     return world.size // world.placement.local_size
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy
+from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy, TensorParallel
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.base import Engine
@@ -65,4 +65,23 @@ def _fsdp(wish: FSDP, world: World, precision: Precision) -> Engine:
     return FSDPEngine(wish, world, precision)
 
 
-BUILT_IN: dict[type[Strategy], Maker] = {SingleDevice: _single, DDP: _ddp, FSDP: _fsdp}
+def _tensor(wish: TensorParallel, world: World, precision: Precision) -> Engine:
+    if wish.size == 1:
+        return _fsdp(wish.data, world, precision)
+    if world.size == 1:
+        raise ConfigError(
+            f"TensorParallel(size={wish.size}) in a world of one rank",
+            "each layer is divided over several ranks",
+            f"launch num_processes={wish.size}, or a multiple",
+        )
+    from notebook_accel.strategies.tensor import TensorEngine
+
+    return TensorEngine(wish, world, precision)
+
+
+BUILT_IN: dict[type[Strategy], Maker] = {
+    SingleDevice: _single,
+    DDP: _ddp,
+    FSDP: _fsdp,
+    TensorParallel: _tensor,
+}

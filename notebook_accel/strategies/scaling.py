@@ -41,6 +41,13 @@ class LossScaler(torch.amp.GradScaler):
         self._done.add(id(optimizer))
         return result
 
+    def overflows(self, optimizer: Optimizer) -> list[torch.Tensor]:
+        """Give what ``unscale_`` found on each device: above zero is an overflow."""
+        found: dict[Any, torch.Tensor] = self._per_optimizer_states[id(optimizer)][
+            "found_inf_per_device"
+        ]
+        return list(found.values())
+
     def forget(self, optimizer: Optimizer) -> None:
         """Note that unscaled gradients were cleared without a step."""
         self._done.add(id(optimizer))

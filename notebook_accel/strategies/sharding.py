@@ -7,7 +7,8 @@ parameters; ``total_norm`` and ``forget_pending`` are about gradients.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -72,16 +73,14 @@ def shard(
     numbers: MixedPrecisionPolicy | None = None,
     offload: OffloadPolicy | None = None,
     ignored: Iterable[Tensor] = (),
-) -> Moved:
+) -> None:
     """Cut ``model`` up over ``mesh``, each of ``blocks`` (inner ones first) by itself.
 
-    The last dimension of ``mesh`` shards; one before it holds copies. Gives where each parameter
-    went.
+    The last dimension of ``mesh`` shards; one before it holds copies.
 
     Ranks: all ranks of ``mesh`` call it, with models of equal weights.
     Source: torch.distributed.fsdp.fully_shard.
     """
-    before = dict(model.named_parameters(remove_duplicate=False))
     settings: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": numbers or MixedPrecisionPolicy(),
@@ -95,13 +94,19 @@ def shard(
     # The outermost part is needed again at once by its backward: torch keeps it whole.
     outer = None if reshard_after_forward else False
     fully_shard(model, reshard_after_forward=outer, **settings)
-    after = dict(model.named_parameters(remove_duplicate=False))
-    moved: Moved = {
-        id(old): (old, after[name]) for name, old in before.items() if old is not after[name]
-    }
+
+
+@contextmanager
+def tracked(model: nn.Module) -> Iterator[Moved]:
+    """Note where each parameter of ``model`` goes inside the block, which cuts them up."""
+    before = dict(model.named_parameters(remove_duplicate=False))
+    moved: Moved = {}
+    yield moved
+    for name, new in model.named_parameters(remove_duplicate=False):
+        if before[name] is not new:
+            moved[id(before[name])] = (before[name], new)
     for old, _ in moved.values():
         old.data = old.data.new_empty(0)  # whoever still holds it shall not hold its memory
-    return moved
 
 
 def recompute(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
@@ -145,18 +150,28 @@ def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
 
     Ranks: all ranks call it.
     """
-    grads = [one.grad for one in parameters if one.grad is not None]
-    groups: dict[Any, list[Tensor]] = {}
-    for grad in grads:
-        groups.setdefault(grad.device_mesh if is_sharded(grad) else None, []).append(grad)  # type: ignore[attr-defined]
     norm = partial(torch.nn.utils.get_total_norm, norm_type=norm_type)
-    norms = [whole(norm(group)) for group in groups.values()]
+    norms = [
+        whole(norm([one.grad for one in group if one.grad is not None]))
+        for group in by_mesh(parameters)
+    ]
     return norms[0] if len(norms) == 1 else norm(norms)
+
+
+def by_mesh(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group parameters that have gradients by the ranks these lie on."""
+    groups: dict[Any, list[Tensor]] = {}
+    for one in parameters:
+        if one.grad is not None:
+            mesh = one.grad.device_mesh if is_sharded(one.grad) else None  # type: ignore[attr-defined]
+            groups.setdefault(mesh, []).append(one)
+    return list(groups.values())
 
 
 def clip_to(parameters: Iterable[Tensor], max_norm: float, norm: Tensor) -> None:
     """Scale gradients whose norm is ``norm`` so that it is at most ``max_norm``."""
-    torch.nn.utils.clip_grads_with_norm_(list(parameters), max_norm, norm)
+    for group in by_mesh(parameters):
+        torch.nn.utils.clip_grads_with_norm_(group, max_norm, norm)
 
 
 def forget_pending(model: nn.Module) -> None:

@@ -104,6 +104,6 @@ def test_shards_hold_no_whole_tensor_and_no_wrapper_names(saved: dict) -> None:
 
     there = FileSystemReader(folder / parts[0].partition("/")[0]).read_metadata()
     names = set(there.state_dict_metadata)
-    assert "model.0.blocks.1.linear.weight" in names
+    assert "model.0.blocks.1.up.weight" in names
     assert "optimizer.0.0.exp_avg" in names
     assert not any("module" in name or "_orig" in name for name in names)

@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.handlers import GradScalerKwargs
-from notebook_accel.config.wishes import FSDP, SingleDevice, Strategy
+from notebook_accel.config.wishes import FSDP, SingleDevice, Strategy, TensorParallel
 
+PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "enter": "colwise_rep"}
 STRATEGIES: dict[str, Strategy] = {
     "fsdp": FSDP(),
     "fsdp, gradients and states only": FSDP(reshard_after_forward=False),
@@ -24,6 +25,8 @@ STRATEGIES: dict[str, Strategy] = {
     "fsdp offloaded": FSDP(cpu_offload=True),
     "fsdp recomputing": FSDP(activation_checkpointing=True),
     "fsdp in copies": FSDP(replicas=2),
+    "tensor": TensorParallel(size=2, plan=PLAN),
+    "tensor, data in copies": TensorParallel(size=2, plan=PLAN, data=FSDP(replicas="machines")),
 }
 SIZES = (2, 4)
 ACCUMULATIONS = (1, 2)
@@ -39,20 +42,21 @@ class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.linear = nn.Linear(width, width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.linear(self.norm(x)).tanh()
+        return x + self.down(self.up(self.norm(x)).tanh())
 
 
 class Net(nn.Module):
-    """Uneven shapes on purpose: 7 rows do not divide by 2 or 4."""
+    """Uneven shapes on purpose: 6 rows do not divide by 4."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.enter = nn.Linear(4, 7)
-        self.blocks = nn.ModuleList(Block(7) for _ in range(2))
-        self.leave = nn.Linear(7, 1)
+        self.enter = nn.Linear(4, 6)
+        self.blocks = nn.ModuleList(Block(6) for _ in range(2))
+        self.leave = nn.Linear(6, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.enter(x)
@@ -77,7 +81,7 @@ def train(
     y = (x[:, :1] + x[:, 1:2]).tanh()
     torch.manual_seed(accelerator.process_index)  # ranks begin alike although they built apart
     model = Net()
-    batch_size = 8 // accumulate // accelerator.num_processes
+    batch_size = 8 // accumulate // accelerator._engine.layout.data_size
     loader = DataLoader(TensorDataset(x, y), batch_size=batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

@@ -72,14 +72,14 @@ def test_parts_by_size_are_the_smallest_that_are_large_enough() -> None:
         sum(one.numel() for one in part.parameters())
         for part in find_blocks(model, "size_based_wrap", min_num_params=50)
     ]
-    assert sizes == [56, 56]  # the blocks' 7 x 7 linear layers
+    assert sizes == [84, 78, 84, 78]  # the blocks' linear layers
 
 
 def test_a_function_may_say_what_is_a_part() -> None:
     def policy(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
         return isinstance(module, nn.Linear) and nonwrapped_numel > 20
 
-    assert len(find_blocks(Net(), policy)) == 3
+    assert len(find_blocks(Net(), policy)) == 5
 
 
 def test_a_class_that_is_not_there_is_refused_with_the_nearest() -> None:
@@ -176,7 +176,7 @@ def loads_lean() -> list[Any]:
     torch.manual_seed(0)
     with torch.device("cpu" if accelerator.is_main_process else "meta"):
         model = Net()
-        model.blocks[1].linear.weight = model.blocks[0].linear.weight  # tied
+        model.blocks[1].up.weight = model.blocks[0].up.weight  # tied
         model.register_buffer("scale", torch.full((1,), 2.0), persistent=False)
     model = accelerator.prepare(model)
     state = accelerator.get_state_dict(model)
@@ -187,7 +187,7 @@ def test_rank_0_alone_needs_weights_also_of_buffers_that_no_state_has() -> None:
     first, second = on_two(loads_lean)
     torch.manual_seed(0)
     expected = {name: one.sum().item() for name, one in Net().state_dict().items()}
-    expected["blocks.1.linear.weight"] = expected["blocks.0.linear.weight"]
+    expected["blocks.1.up.weight"] = expected["blocks.0.up.weight"]
     assert first[1] == pytest.approx(expected)
     assert first[0] == second[0] == 2.0
 
@@ -268,7 +268,7 @@ def makes(**wish: Any) -> None:
 @pytest.mark.parametrize(
     ("wish", "what"),
     [
-        ({"replicas": 3}, "FSDP(replicas=3) in a world of 2 ranks"),
+        ({"replicas": 3}, "replicas=3 in a world of 2 ranks"),
         ({"ignored_modules": "leave"}, "has parameters that are trained"),
         ({"ignored_modules": "nowhere"}, "ignored_modules='nowhere' names nothing in Net"),
         ({"transformer_cls_names_to_wrap": ("Blok",)}, "'Blok', which is not in Net"),
@@ -313,7 +313,7 @@ def returns_a_part() -> Any:
 def test_a_part_does_not_leave_its_rank() -> None:
     with pytest.raises(LaunchError) as error:
         on_two(returns_a_part)
-    assert "a sharded tensor (shape (7, 4)) was returned from a rank" in error.value.what
+    assert "a sharded tensor (shape (6, 4)) was returned from a rank" in error.value.what
     assert "get_state_dict(model), called on all ranks" in error.value.fix
 
 

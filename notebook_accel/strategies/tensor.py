@@ -1,0 +1,154 @@
+"""Layers divided over neighboring ranks, which compute one batch together."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.optim import Optimizer
+
+from notebook_accel.config.wishes import TensorParallel
+from notebook_accel.errors import ConfigError
+from notebook_accel.ranks.world import World
+from notebook_accel.strategies.base import Layout
+from notebook_accel.strategies.fsdp import FSDPEngine, num_copies
+from notebook_accel.strategies.layout import data_axes, mesh_of, num_readers
+from notebook_accel.strategies.precision import Precision
+
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "sequence_parallel": SequenceParallel,
+}
+_DIVIDED = {ColwiseParallel: 0, RowwiseParallel: 1}  # dimension of a linear layer's weight
+
+
+class TensorEngine(FSDPEngine):
+    """Tensor parallelism by torch's ``parallelize_module``, with FSDP among the readers of data."""
+
+    def __init__(self, wish: TensorParallel, world: World, precision: Precision) -> None:
+        self._tensor = wish
+        super().__init__(wish.data, world, precision)
+        self.layout = Layout(world.rank // wish.size, num_readers(self._whole_mesh))
+
+    def _lay_out(self) -> DeviceMesh:
+        copies = num_copies(self._tensor.data, self.world)
+        self._whole_mesh = mesh_of(self.world, copies, self._tensor.size)
+        return data_axes(self._whole_mesh)
+
+    def _divide_layers(self, model: nn.Module) -> None:
+        plan = plan_of(model, self._tensor.plan)
+        divide(model, self._whole_mesh["tp"], plan)
+
+    def describe(self, model: nn.Module) -> str:
+        """Say what became of ``model``."""
+        return f"layers divided over {self._tensor.size} ranks; {super().describe(model)}"
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Remove the loss scale; an overflow on any rank is one on all."""
+        super().unscale(optimizer)
+        if self.precision.scaler is not None:
+            for found in self.precision.scaler.overflows(optimizer):
+                dist.all_reduce(found, dist.ReduceOp.MAX)
+
+
+def plan_of(model: nn.Module, given: Mapping[str, Any] | None) -> dict[str, ParallelStyle]:
+    """Give each module that is divided its style, from patterns or from the model's own plan.
+
+    Errors: ConfigError without any plan, for a pattern that names nothing, and an unknown style.
+    """
+    patterns = given or getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+    names = [name for name, one in model.named_modules() if one is not model]
+    if not patterns:
+        linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
+        raise ConfigError(
+            f"TensorParallel() has no plan for {type(model).__name__}",
+            "it was given none, and the model has no tp_plan of its own",
+            'pass plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"} for pairs of its '
+            f"linear layers: {', '.join(linear) or 'none'}",
+        )
+    plan: dict[str, ParallelStyle] = {}
+    for pattern, style in patterns.items():
+        found = [name for name in names if _fits(name, pattern)]
+        if not found and given:
+            near = difflib.get_close_matches(pattern, names, n=1)
+            raise ConfigError(
+                f"the tensor parallel plan names {pattern!r}, which is not in "
+                f"{type(model).__name__}",
+                "it is the name of a module, with * for one part of it",
+                f"write {near[0]!r}" if near else "look at dict(model.named_modules())",
+            )
+        plan.update({name: _style(style, pattern) for name in found})
+    return plan
+
+
+def divide(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]) -> None:
+    """Cut the layers of ``plan`` up over ``mesh``.
+
+    Ranks: all ranks of ``mesh`` call it, with models of equal weights.
+    Errors: ConfigError for a layer that cannot be divided evenly.
+    Source: torch.distributed.tensor.parallel.parallelize_module.
+    """
+    _check_heads(model, mesh.size())
+    for name, style in plan.items():
+        _check_even(name, model.get_submodule(name), style, mesh.size())
+    parallelize_module(model, mesh, dict(plan))
+
+
+def _fits(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+
+def _style(style: Any, pattern: str) -> ParallelStyle:
+    if isinstance(style, ParallelStyle):
+        return style
+    if style not in STYLES:
+        raise ConfigError(
+            f"the tensor parallel plan says {style!r} for {pattern!r}",
+            f"a layer can be divided: {', '.join(STYLES)}",
+            "write one of these, or a ParallelStyle of torch.distributed.tensor.parallel",
+        )
+    made: ParallelStyle = STYLES[style]()
+    return made
+
+
+def _check_even(name: str, module: nn.Module, style: ParallelStyle, size: int) -> None:
+    dim = _DIVIDED.get(type(style))
+    weight = getattr(module, "weight", None)
+    if dim is None or weight is None or weight.dim() != 2 or weight.shape[dim] % size == 0:
+        return
+    raise ConfigError(
+        f"{name} has a weight of shape {tuple(weight.shape)}, to be divided over {size} ranks",
+        f"{weight.shape[dim]} is not divisible by {size}",
+        f"choose a tensor parallel size that divides {weight.shape[dim]}, or leave {name} out",
+    )
+
+
+def _check_heads(model: nn.Module, size: int) -> None:
+    config = getattr(model, "config", None)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        num = getattr(config, name, None)
+        if isinstance(num, int) and num % size:
+            raise ConfigError(
+                f"{type(model).__name__} has {name}={num}, to be divided over {size} ranks",
+                "a head is computed by one rank, and ranks must have equally many",
+                f"choose a tensor parallel size that divides {num}",
+            )
