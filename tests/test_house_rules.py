@@ -25,6 +25,7 @@ VAGUE = {"helpers", "common", "utils", "util", "manager", "misc"}
 # Who may touch the environment: it is no bus for settings between our own parts.
 ENVIRONMENT_READERS = {
     "cli/asking.py",  # TERM: what a terminal can draw
+    "cli/child.py",  # hands the search path on
     "cli/env.py",  # prints it
     "cli/join.py",  # NOTEBOOK_ACCEL_TOKEN, which the ranks must not inherit
     "cli/launch.py",  # hands it on to a script
@@ -42,7 +43,7 @@ ENVIRONMENT_READERS = {
     "launch/asked.py",  # the settings of a launch
     "launch/devices.py",  # CUDA_VISIBLE_DEVICES
     "launch/doctor.py",  # what other launchers left in it
-    "launch/elastic.py",  # tells torch, in a process of its own, to serve no second store
+    "launch/torch_agent.py",  # tells torch, in a process of its own, to serve no second store
     "launch/failure.py",  # NOTEBOOK_ACCEL_TRACE
     "launch/forkserver.py",  # takes over the kernel's environment
     "launch/inline.py",  # lends the kernel a worker's, and takes it back
