@@ -19,6 +19,7 @@ from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.settings import SECTIONS
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch import addresses
+from notebook_accel.launch.devices import accelerators, usable_cores
 from notebook_accel.launch.scripts import rendezvous
 from notebook_accel.launch.scripts.program import program
 from notebook_accel.launch.scripts.rendezvous import Torchrun
@@ -112,7 +113,11 @@ def _settings(options: argparse.Namespace) -> tuple[RunConfig, Path | None]:
         arguments["num_nodes"] = rendezvous.machines_of(options.nnodes)[1]
     path = Path(options.config_file) if options.config_file else store.find_default()
     file = store.read(path) if path is not None else None
-    return resolve(arguments, os.environ, file), path
+    config = resolve(arguments, os.environ, file)
+    node = os.environ.get("SLURM_NODEID", "")
+    if config["num_nodes"] > 1 and config.origin("node_rank").kind == "default" and node.isdigit():
+        config = config.but(node_rank=int(node))  # one launch a node, started by srun
+    return config, path
 
 
 def _torchrun(options: argparse.Namespace, config: RunConfig) -> Torchrun:
@@ -131,8 +136,6 @@ def _torchrun(options: argparse.Namespace, config: RunConfig) -> Torchrun:
 
 def _look_around(config: RunConfig, torchrun: Torchrun) -> Here:
     """Look up what a decision needs, and only that: listing GPUs takes its time."""
-    from notebook_accel.launch.devices import accelerators, usable_cores
-
     port, host = rendezvous.wanted_port(config), rendezvous.first_host(config)
     is_asked = bool(config["use_port"] or host)
     address = (

@@ -104,6 +104,6 @@ def _both(names: Iterable[str]) -> list[str]:
 
 def _metavar(one: Setting) -> str:
     listed = ",".join(map(str, one.choices))
-    if one.choices and len(listed) <= 40:
+    if one.choices and len(listed) <= 40 and len(one.name) + len(listed) <= 70:  # of 80 columns
         return "{" + listed + "}"
     return {"int": "N", "float": "X", "bool": "YES|NO"}.get(one.kind, one.kind.upper())

@@ -16,11 +16,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import pynvml
 
 CHILD_TIMEOUT_S = 60.0
 _ORDER = "CUDA_DEVICE_ORDER"
@@ -65,12 +62,15 @@ def accelerators(env: Mapping[str, str] | None = None) -> list[Device]:
     """
     env = os.environ if env is None else env
     chips = _read_nvml()
-    if chips and version("torch").endswith("+cpu"):
-        warnings.warn(
-            f"{len(chips)} GPUs are here, but torch {version('torch')} cannot use them",
-            stacklevel=2,
-        )
-        chips = []
+    if chips:
+        from importlib.metadata import version
+
+        if version("torch").endswith("+cpu"):
+            warnings.warn(
+                f"{len(chips)} GPUs are here, but torch {version('torch')} cannot use them",
+                stacklevel=2,
+            )
+            chips = []
     found = [(chip.uuid, chip.name, chip.total_bytes) for chip in visible(chips, env)]
     if needs_cuda_order(chips, env) or (not chips and Path("/dev/kfd").exists()):
         settings = tuple((name, env.get(name)) for name in (*_VISIBILITY, _ORDER))
@@ -221,6 +221,8 @@ def words_of(file: Path) -> list[str]:
 
 def _read_nvml() -> list[Chip]:
     """Ask the driver; what it opened is closed again, so that a fork stays safe."""
+    import pynvml  # here, because a launch on the CPU needs none of it
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:  # no driver, or no GPU: nothing to list
@@ -233,6 +235,8 @@ def _read_nvml() -> list[Chip]:
 
 
 def _chip(handle: Any) -> Chip:
+    import pynvml
+
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
@@ -250,6 +254,8 @@ def _chip(handle: Any) -> Chip:
 
 
 def _slices(handle: Any) -> list[Chip]:
+    import pynvml
+
     try:
         if pynvml.nvmlDeviceIsMigDeviceHandle(handle):
             return []

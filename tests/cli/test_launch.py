@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -183,6 +184,26 @@ def test_each_task_of_srun_is_one_rank(tmp_path: Path) -> None:
     done = launch("--cpu", write(tmp_path, TELL), **slurm)
     assert "rank 1 of 2, as Slurm tells" in done.stderr
     assert len(told(done)) == 1
+
+
+def test_one_launch_on_each_node_of_slurm_knows_which_machine_it_is(tmp_path: Path) -> None:
+    words = ["--cpu", "--num_machines", "2", "--num_processes", "2", "--main_process_ip"]
+    words += ["127.0.0.1", "--dry_run", write(tmp_path, TELL)]
+    done = launch(*words, SLURM_NODEID="1", SLURM_PROCID="1", SLURM_STEP_NUM_TASKS="2")
+    assert "on machine 1 of 2" in done.stdout, done.stderr
+
+
+def test_what_is_decided_on_the_cpu_needs_neither_torch_nor_a_driver(tmp_path: Path) -> None:
+    code = (
+        "import sys; from notebook_accel.cli.main import main; main(sys.argv[1:]); "
+        "sys.exit(str({'torch', 'pynvml', 'yaml'} & set(sys.modules) or ''))"
+    )
+    words = ["launch", "--cpu", "--dry_run", str(write(tmp_path, TELL))]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env=clean_env(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stderr == "\n"
 
 
 def test_a_port_in_use_is_chosen_anew_with_a_note(tmp_path: Path) -> None:
@@ -373,6 +394,34 @@ def test_a_reader_that_goes_away_ends_the_script_as_a_broken_pipe_does(tmp_path:
         env=clean_env(), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.stdout == "y" * 100 + "\n"
+
+
+def test_in_a_terminal_rank_0_has_one_of_its_own(tmp_path: Path) -> None:
+    source = (
+        "import os, sys\nrank = os.environ['RANK']\nprint(rank, sys.stderr.isatty(), flush=True)"
+    )
+    source += "\nif rank == '0': print('width', os.get_terminal_size(2).columns); 1 / 0"
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (40, 123))
+    running = subprocess.Popen(
+        [*LAUNCH, "--cpu", "--num_processes", "2", str(write(tmp_path, source))],
+        env=clean_env(), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    try:
+        while data := os.read(ours, 4096):
+            said += data
+    except OSError:  # the last one has closed the terminal
+        pass
+    running.wait(timeout=30)
+    os.close(ours)
+    lines = said.decode().splitlines()
+    assert "0 True" in lines and "1 False" in lines and "width 123" in lines
+    assert lines[-2:] == [
+        "ZeroDivisionError: division by zero",
+        "notebook-accel launch: rank 0 of 2 failed, exit code 1",
+    ]
 
 
 # ── what is said ──────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,6 @@
-"""Torch's elastic agent, told what to start and asked to speak plainly: run by ``python -m``.
+"""Torch's elastic agent, told what to start and asked to speak plainly.
 
-    python -m notebook_accel.launch.scripts.elastic [torchrun's options] -- program [its words]
+Its words: [torchrun's options] -- program [the program's words]
 
 Rendezvous, restarts and the watch over the ranks are torch's. Ours is the end: the exit code of
 the rank that failed first instead of 1, a line instead of a page, and ranks that do not outlive
@@ -57,7 +57,3 @@ def main(argv: Sequence[str]) -> int:
         )
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

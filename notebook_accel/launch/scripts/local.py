@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.errors import ConfigError
-from notebook_accel.launch.devices import Device
+
+if TYPE_CHECKING:
+    from notebook_accel.launch.devices import Device
 
 _ORDER = "CUDA_VISIBLE_DEVICES"
 
@@ -56,7 +58,8 @@ def local(
     if chosen and num_ranks > len(chosen):
         if device != "auto-or-cpu":
             raise _too_many(num_ranks, chosen, len(gpus))
-        notes.append(f"{len(chosen)} GPUs for {num_ranks} ranks: they run on the CPU")
+        gpus_here = f"{len(chosen)} GPU{'s' if len(chosen) > 1 else ''}"
+        notes.append(f"{gpus_here} for {num_ranks} ranks: they run on the CPU")
         visible["ACCELERATE_USE_CPU"] = "true"
         chosen = []
     used = chosen[:num_ranks]

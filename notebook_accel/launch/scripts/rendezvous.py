@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.addresses import is_loopback
-from notebook_accel.launch.devices import Device
+
+if TYPE_CHECKING:
+    from notebook_accel.launch.devices import Device
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ def is_wanted(config: RunConfig, torchrun: Torchrun) -> bool:
     )
 
 
-def local_count(config: RunConfig, torchrun: Torchrun, devices: Sequence[Device]) -> int | None:
+def local_count(
+    config: RunConfig, torchrun: Torchrun, devices: Sequence[Device], num_cores: int
+) -> int | None:
     """Give how many ranks this machine was asked to run; None where nobody said.
 
     Errors: ConfigError where counts contradict each other or do not divide.
@@ -76,7 +81,7 @@ def local_count(config: RunConfig, torchrun: Torchrun, devices: Sequence[Device]
         num_gpus = sum(1 for one in devices if one.kind == "cuda")
         return num_gpus or None
     if word == "cpu":
-        return None
+        return num_cores
     if not word.isdigit() or int(word) < 1:
         raise ConfigError(
             f"--nproc_per_node {word} is no count",
@@ -128,7 +133,8 @@ def meeting(
     machines = f"{least} to {most} machines" if least != most else f"each of {most} machines"
     if backend == "static":
         machines = f"machine {config['node_rank']} of {most}"
-    return Meeting(tuple(words), machines, False)
+    machines += f", which meet at {host}:{port}"
+    return Meeting(tuple(words), machines, False, _doubts(config, host, address))
 
 
 def _common(config: RunConfig, torchrun: Torchrun, num_local: int) -> list[str]:
@@ -182,6 +188,17 @@ def machines_of(nnodes: str) -> tuple[int, int]:
             "write --nnodes 2 or --nnodes 1:4",
         )
     return least, most
+
+
+def _doubts(config: RunConfig, host: str, address: str) -> tuple[str, ...]:
+    """Note that this may not be the first machine, although nobody said that it is another."""
+    is_number = host.replace(".", "").isdigit() and bool(address)
+    if _says_rank(config) or config["rdzv_backend"] != "static" or not is_number or address == host:
+        return ()
+    return (
+        f"this machine is {address} and not {host}: "
+        "unless it is the first all the same, write its --machine_rank",
+    )
 
 
 def _says_rank(config: RunConfig) -> bool:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from notebook_accel.config.placement import Told, told_by
 from notebook_accel.config.resolve import RunConfig
-from notebook_accel.launch.devices import Device
 from notebook_accel.launch.scripts import outside, rendezvous
 from notebook_accel.launch.scripts.local import Local, local
 from notebook_accel.launch.scripts.program import Program
+
+if TYPE_CHECKING:
+    from notebook_accel.launch.devices import Device
 
 ITSELF = "the script itself"
 SIDE_BY_SIDE = "processes side by side on this machine"
@@ -23,7 +26,11 @@ MPIRUN = "mpirun"
 DEEPSPEED = "deepspeed"
 TOLD = "one rank of those that the environment tells"
 
-_AGENT_MODULE = "notebook_accel.launch.scripts.elastic"
+# The directory that Python puts first on its path may have files named like torch's imports.
+_BE_AGENT = (
+    "import sys; sys.path.append(sys.path.pop(0)); "
+    "from notebook_accel.launch.scripts.elastic import main; sys.exit(main(sys.argv[1:]))"
+)
 _OF_TORCHRUN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
@@ -80,7 +87,7 @@ def choose(program: Program, config: RunConfig, torchrun: rendezvous.Torchrun, h
     told = told_by(here.env)
     if told is not None and told.size > 1 and not _asks_for_processes(config, torchrun):
         return _told(program, config, told, here)
-    wanted = rendezvous.local_count(config, torchrun, here.devices)
+    wanted = rendezvous.local_count(config, torchrun, here.devices, here.num_cores)
     place = local(config, here.devices, here.env, wanted)
     env, threads = _environment(config, place, here)
     if config["deepspeed_hostfile"] or config["deepspeed_multinode_launcher"] not in (
@@ -183,7 +190,7 @@ def _agent(
     inside = _on_loopback(here) if meeting.is_one_machine else here.interface
     return Way(
         AGENT,
-        (sys.executable, "-m", _AGENT_MODULE, *meeting.words, "--", *program.words(True)),
+        (sys.executable, "-c", _BE_AGENT, *meeting.words, "--", *program.words(True)),
         {
             **{name: value for name, value in inside.items() if name not in here.env},
             **env,
