@@ -14,6 +14,8 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Iterator
+from operator import itemgetter
 from types import FrameType
 from typing import Any
 
@@ -43,19 +45,30 @@ class Files:
         self._words = room.cast("q")
         self._own = rank * NUM_WORDS
         self._others = [one * NUM_WORDS for one in range(num_ranks) if one != rank]
+        self._newest = [one + NEWEST for one in self._others]
+        self._mine: set[int] = set()
+        self._read_ns = 0  # the others' newest write when their files were read last
+        self._known: dict[int, tuple[int, int]] = {}  # their files: who wrote them, and when
 
     def wrote(self, path: Any) -> None:
         """Note that this rank wrote the file ``path``."""
         words, own, now = self._words, self._own, time.monotonic_ns()
         at = own + FIRST + 2 * (words[own + COUNT] % NUM_KEPT)
-        words[at], words[at + 1] = _mark(path), now
+        mark = _mark(path)
+        if not mark:
+            return
+        words[at], words[at + 1] = mark, now
+        self._mine.add(mark)
         words[own + COUNT] += 1
         words[own + NEWEST] = now
 
     def is_news(self, since_ns: int) -> bool:
         """Whether another rank wrote any file after ``since_ns``."""
         words = self._words
-        return any(words[one] > since_ns for one in self._others)
+        for one in self._newest:  # noqa: SIM110 - a loop costs less than any()
+            if words[one] > since_ns:
+                return True
+        return False
 
     def writer(self, path: Any, since_ns: int) -> tuple[int, int] | None:
         """Give the local rank that wrote ``path`` after ``since_ns``, and when; None for nobody.
@@ -63,16 +76,19 @@ class Files:
         A file that this rank wrote as well is its own.
         """
         mark = _mark(path)
-        if self._when(self._own, mark):
+        if not mark or mark in self._mine:
             return None
-        found = [(self._when(one, mark), one // NUM_WORDS) for one in self._others]
-        when, rank = max(found)
-        return (rank, when) if when > since_ns else None
+        newest = max(map(self._words.__getitem__, self._newest), default=0)
+        if newest != self._read_ns:
+            self._read_ns, self._known = newest, dict(self._read())
+        found = self._known.get(mark)
+        return found if found is not None and found[1] > since_ns else None
 
-    def _when(self, start: int, mark: int) -> int:
-        kept = self._words[start + FIRST : start + NUM_WORDS].tolist()
-        times = [when for one, when in zip(kept[::2], kept[1::2], strict=True) if one == mark]
-        return max(times, default=0)
+    def _read(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        for start in self._others:
+            kept = self._words[start + FIRST : start + NUM_WORDS].tolist()
+            for mark, when in sorted(zip(kept[::2], kept[1::2], strict=True), key=itemgetter(1)):
+                yield mark, (start // NUM_WORDS, when)
 
 
 def watch_files(room: memoryview, placement: Placement, pulse: Pulse) -> None:
@@ -82,16 +98,15 @@ def watch_files(room: memoryview, placement: Placement, pulse: Pulse) -> None:
     files = Files(room, placement.local_rank, placement.local_size)
     process = os.getpid()
     speaking: list[bool] = []
+    is_news = files.is_news
 
     def look(event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = args
-            if not isinstance(flags, int) or isinstance(path, int):
-                return
             if flags & _WRITES:
                 if not flags & os.O_APPEND and os.getpid() == process:  # else: logs, and children
                     files.wrote(path)
-            elif files.is_news(pulse.left_ns) and not speaking and os.getpid() == process:
+            elif is_news(pulse.left_ns) and not speaking and os.getpid() == process:
                 speaking.append(True)  # to speak of it opens files too
                 try:
                     _compare(files, path, placement, pulse.left_ns)
@@ -151,6 +166,8 @@ def _noted(save: Any, files: Files) -> Any:
 
 
 def _mark(path: Any) -> int:
-    """A number for a file's place: 62 bits, never 0."""
+    """A number for a file's place: 62 bits, never 0; 0 for a descriptor, which has none."""
+    if isinstance(path, int):
+        return 0
     text = os.path.abspath(os.fsencode(path))
     return zlib.crc32(text) << 30 | zlib.adler32(text) & 0x3FFFFFFF | 1

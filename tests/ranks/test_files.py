@@ -30,6 +30,8 @@ def test_a_rank_sees_what_another_wrote_after_a_moment() -> None:
     assert second.writer("some/other", 0) is None
     assert second.writer("some/file", found[1]) is None, "a barrier came after"
     assert not first.is_news(0), "one's own files are no news"
+    second.wrote(3)  # a descriptor has no name
+    assert not first.is_news(0) and first.writer(3, 0) is None
 
 
 def test_a_file_that_a_rank_wrote_itself_is_its_own() -> None:
