@@ -134,7 +134,9 @@ class Agent:
     def heard(self, timeout_s: float = 0.0) -> Word | None:
         """Give the agent's next word, or None if none comes within ``timeout_s``."""
         if b"\n" not in self._rest and select.select([self._link], [], [], timeout_s)[0]:
-            data = self._link.recv(1 << 16)
+            data = b""
+            with contextlib.suppress(ConnectionResetError):
+                data = self._link.recv(1 << 16)
             if not data:
                 return End(True, f"its agent ended; {self._last_words()}")
             self._rest += data

@@ -76,7 +76,7 @@ class _Launcher:
         self._link = link
         self._lines = lines
         self._changed = threading.Condition()
-        self._state = RUNNING
+        self._state = STOPPED
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:

@@ -1,0 +1,169 @@
+"""Several machines run the same cell: launchers of this machine stand for them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from notebook_accel import Accelerator, ConfigError, LaunchError, RunInterrupted, notebook_launcher
+from notebook_accel.launch import addresses, elastic
+
+
+def free_port() -> int:
+    with socket.socket() as finder:
+        finder.bind(("127.0.0.1", 0))
+        return int(finder.getsockname()[1])
+
+
+def both(main: Any, num_processes: int = 1, **how: Any) -> list[Any]:
+    """Run ``main`` on two machines; give what each launch gave, or its exception."""
+    how = {"num_nodes": 2, "use_port": free_port(), "device": "cpu", "block": False, **how}
+    runs = [notebook_launcher(main, (), num_processes, node_rank=node, **how) for node in (1, 0)]
+    results: list[Any] = []
+    for run in reversed(runs):
+        try:
+            results.append(run.wait(90))
+        except BaseException as error:
+            results.append(error)
+    return results
+
+
+def meet() -> list[Any]:
+    accelerator = Accelerator()
+    seen: list[Any] = [None] * accelerator.num_processes
+    here = accelerator.process_index, accelerator.local_process_index, os.environ["MASTER_PORT"]
+    dist.all_gather_object(seen, here)
+    return seen
+
+
+def test_machines_meet_by_torch_elastic_and_are_numbered_as_they_say() -> None:
+    first, second = both(meet, 2)
+    assert [(rank, local) for rank, local, _ in first[0]] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert list(first) == list(second)
+    assert len({port for _, _, port in first[0]}) == 1
+
+
+def test_machines_that_meet_by_c10d_are_numbered_by_torch() -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    how = {"rdzv_backend": "c10d", "rdzv_endpoint": endpoint, "rdzv_id": "a run"}
+    one, other = both(meet, 1, use_port=None, **how)
+    assert sorted(rank for rank, _, _ in one[0]) == [0, 1]
+    assert list(one) == list(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_all_machines_start_again_after_a_failure_on_one(
+    backend: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> tuple[int, str, float]:
+        accelerator = Accelerator()
+        torch.manual_seed(0)
+        model = accelerator.prepare(nn.Linear(1, 1))
+        restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        if accelerator.process_index == 1 and restart == "0":
+            raise ValueError("the first time")
+        loss = model(torch.ones(1, 1)).sum()
+        accelerator.backward(loss)
+        return accelerator.process_index, restart, loss.item()
+
+    first, second = both(main, rdzv_backend=backend, max_restarts=1, monitor_interval=0.05)
+    values = sorted([*first, *second])
+    assert [value[:2] for value in values] == [(0, "1"), (1, "1")]
+    assert values[0][2] == values[1][2]
+    said = capfd.readouterr().out
+    assert said.count("note: starting all ranks on all machines again (restart 1)") == 2
+    assert "note: ValueError: the first time" in said
+
+
+@pytest.mark.slow
+def test_a_failure_without_restarts_ends_both_machines() -> None:
+    def main() -> None:
+        accelerator = Accelerator()
+        if accelerator.process_index == 1:
+            raise ValueError("for good")
+        accelerator.wait_for_everyone()
+
+    first, second = both(main)
+    assert isinstance(second, ValueError)
+    assert isinstance(first, Exception) and not isinstance(first, ValueError)
+
+
+@pytest.mark.slow
+def test_a_machine_that_returns_does_not_wait_long_for_one_that_failed() -> None:
+    def main() -> str:
+        accelerator = Accelerator()
+        if accelerator.process_index == 1:
+            raise ValueError("for good")
+        return "done"
+
+    first, second = both(main)
+    assert list(first) == ["done"]
+    assert isinstance(second, ValueError)
+
+
+def test_a_machine_that_waits_for_others_can_be_stopped() -> None:
+    run = notebook_launcher(
+        meet, (), 1, num_nodes=2, use_port=free_port(), device="cpu", block=False
+    )
+    run.stop()
+    with pytest.raises(RunInterrupted, match="stopped while the machines were meeting"):
+        run.wait(30)
+
+
+@pytest.mark.slow
+def test_machines_that_do_not_come_are_not_waited_for_longer_than_asked() -> None:
+    how = {"num_nodes": 2, "use_port": free_port(), "device": "cpu"}
+    with pytest.raises(LaunchError, match="not all machines came to the meeting in time") as caught:
+        notebook_launcher(meet, (), 1, rdzv_conf={"join_timeout": 2}, **how)
+    assert "RendezvousTimeoutError" in caught.value.why
+    assert "join_timeout" in caught.value.fix
+
+
+def test_a_port_that_is_taken_is_refused_at_once() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 cannot be used"):
+            notebook_launcher(meet, (), 1, num_nodes=2, use_port=port, device="cpu")
+
+
+def test_the_configuration_of_the_rendezvous_is_not_changed() -> None:
+    """Case E7: Accelerate writes a rank into the caller's dict."""
+    conf = {"join_timeout": 60}
+    first, _ = both(lambda: os.environ["RANK"], rdzv_conf=conf)
+    assert list(first) == ["0"]
+    assert conf == {"join_timeout": 60}
+
+
+def test_an_agent_that_dies_is_told_with_its_last_words() -> None:
+    meeting = elastic.Meeting("127.0.0.1", free_port(), "run", 2, 1, 1)
+    agent = elastic.Agent(meeting)
+    try:
+        os.kill(agent.pid, 9)
+        word = elastic.wait(agent, lambda: False)
+    finally:
+        agent.close()
+    assert isinstance(word, elastic.End) and word.failed
+    error = elastic.apart(word)
+    assert error.what == "the machines lost each other"
+    assert "its agent ended; its last words: (none)" in error.why
+    assert "one of them has ended or cannot be reached" in error.fix
+
+
+def test_the_way_to_another_machine_is_found() -> None:
+    assert addresses.towards("127.0.0.1", 1) == "127.0.0.1"
+    assert addresses.towards("no such host.invalid", 1) == ""
+    assert addresses.interface_of("127.0.0.1") in ("lo", "lo0")
+    assert addresses.interface_of("192.0.2.1") == ""
+    assert addresses.talking_through("192.0.2.1") == {}
+    loopback = [addresses.is_loopback(host) for host in ("localhost", "127.0.0.9", "::1")]
+    assert loopback == [True] * 3
+    assert not any(map(addresses.is_loopback, ("10.0.0.1", "example.org", "")))
