@@ -23,6 +23,7 @@ from notebook_accel.launch import (
     failure,
     forkserver,
     inline,
+    lead,
     machines,
     preflight,
     start,
@@ -72,6 +73,8 @@ def notebook_launcher(
     env: Mapping[str, str] | None = None,
     on_interrupt: str = _UNSAID["on_interrupt"],
     config: str | os.PathLike[str] | RunConfig | HasConfig | None = None,
+    join: bool = False,
+    trusted_network: bool = False,
 ) -> Any:
     """Run ``function(*args, **kwargs)`` on several processes and return what each one returned.
 
@@ -100,6 +103,10 @@ def notebook_launcher(
     on_interrupt: "raise" RunInterrupted, which carries the partial result, or "return" it.
     config: a configuration file, a RunConfig or a picker, for what is not given here; None: the
         default file, if there is one. There ``num_processes`` counts the ranks of all machines.
+    join: instead of running the same cell, the other machines join by the line that is printed
+        (``notebook-accel join HOST:PORT``); all ranks then report here.
+    trusted_network: allow a ``master_addr`` that is not loopback to be joined at: the ranks' own
+        connections are not protected.
 
     Returns: a ``RunResult``: ``run[rank]``, ``run.history["loss"]``, ``run.logs``.
     Ranks: called in the notebook's own process; a call inside a worker is refused.
@@ -128,9 +135,11 @@ def notebook_launcher(
     if settings.start_method == "inline":
         _say(wanted.notes)
         return inline.run(job, placed, wanted.words, wanted.env, view)
-    port = _port(told.use_port if use_port is None else use_port, told)
+    port = _port(told.use_port if use_port is None else use_port, told, join)
     address = told.rdzv_endpoint.partition(":")[0] or told.master_addr or master_addr
     meeting = _meeting(told, address, port, len(placed.placements), rdzv_conf)
+    if join:
+        lead.check(meeting, trusted_network)
 
     def order() -> Order:
         choice = start.choose(settings.start_method)
@@ -150,6 +159,8 @@ def notebook_launcher(
         return [console, display.Republisher(cell)]
 
     def go(handle: Run | None = None) -> RunResult:
+        if join:
+            return lead.lead(meeting, order, sinks, handle, settings.device, settings.start_method)
         if settings.num_nodes > 1:
             return machines.same_cell(meeting, order, sinks, handle)
         return attempts(order, sinks, settings.max_restarts, handle)
@@ -201,9 +212,9 @@ def _check_rendezvous(backend: str) -> None:
         )
 
 
-def _port(use_port: str | int | None, told: RunConfig) -> int | None:
+def _port(use_port: str | int | None, told: RunConfig, join: bool = False) -> int | None:
     """Read the port, from the endpoint first; None means any free one of this machine."""
-    num_nodes = told.num_nodes
+    num_nodes = 1 if join else told.num_nodes  # who joins is told the port
     wanted = told.rdzv_endpoint.partition(":")[2] or use_port
     if wanted in (None, ""):
         return _MULTI_NODE_PORT if num_nodes > 1 else None
