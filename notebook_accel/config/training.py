@@ -70,6 +70,12 @@ def flag_from_env(name: str, env: Mapping[str, str] | None = None) -> bool:
     return bool(env.get(name)) and read_boolean(env[name], f"the environment variable {name}")
 
 
+def device_from_env(env: Mapping[str, str] | None = None) -> str | None:
+    """Read which device a process computes on that is alone, if the environment names one."""
+    env = os.environ if env is None else env
+    return env.get("ACCELERATE_TORCH_DEVICE") or None
+
+
 def log_level_from_env(env: Mapping[str, str] | None = None) -> str | None:
     """Read the level at which ``get_logger`` logs, if the environment names one."""
     env = os.environ if env is None else env

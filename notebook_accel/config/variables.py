@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_accel.config.catalogue.setting import Setting
 from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.sources import Source
-from notebook_accel.config.values import joint, read, read_switch
+from notebook_accel.config.values import check, joint, read, read_switch
 from notebook_accel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _IN_USE = {
     "megatron": ("strategy", "megatron_lm"),
     "parallelism": ("use_parallelism_config", True),
 }
+_DEEPSPEEDS = "deepspeed_config."
 
 
 def from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, Source]]:
@@ -33,7 +34,7 @@ def from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, Source]]:
         one = by_variable()[variable]
         source = Source("environment", variable)
         if len(one.env) > 1 and one.kind == "list":
-            value = [env.get(each, "false") for each in one.env]
+            value = check(one, [env.get(each) or "no" for each in one.env], source)
         else:
             value = _read(one, variable, env[variable], source)
         if value is None:
@@ -64,6 +65,9 @@ def to_variables(config: RunConfig) -> dict[str, str]:
             written.update(zip(one.env, map(_text, value), strict=False))
         elif one.env:
             written[one.env[0]] = _text(value)
+    if config["strategy"] == "deepspeed":
+        fields = [name for name in config.given() if SETTINGS[name].yaml.startswith(_DEEPSPEEDS)]
+        written[SETTINGS["deepspeed_fields"].env[0]] = ",".join(fields)
     return written
 
 

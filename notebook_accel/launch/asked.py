@@ -102,7 +102,7 @@ def _file_and_config(
     if isinstance(config, (str, os.PathLike)):
         return read(config), None
     raise ConfigError(
-        f"config={config!r} is {type(config).__name__}",
+        f"config={config!r} is no configuration",
         "a launch can be told by the path of a file, a RunConfig, or a picker",
         'write config="config.yaml", or config=RunConfig(num_processes=2)',
     )

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_accel.config.placement import Placement, meeting_place
-from notebook_accel.config.training import flag_from_env, wants_cpu
+from notebook_accel.config.training import device_from_env, flag_from_env, wants_cpu
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.ranks import watch
@@ -162,11 +162,25 @@ def _placement(cpu: bool) -> Placement:
     if cpu:
         return Placement.from_env(device_type="cpu")
     place = Placement.from_env()
+    named = device_from_env()
+    if named is not None and place.size == 1:
+        return replace(place, device=_known_device(named))
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_mps = torch.backends.mps.is_available()
     return Placement.from_env(
         device_type=pick_device_type(num_gpus, has_mps, place.size, place.local_rank)
     )
+
+
+def _known_device(name: str) -> str:
+    try:
+        return str(torch.device(name))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"ACCELERATE_TORCH_DEVICE={name} is no device",
+            f"torch says: {str(error).splitlines()[0]}",
+            "set it to a device such as cpu, cuda:1 or mps, or unset it",
+        ) from None
 
 
 def _leave_at_exit() -> None:
