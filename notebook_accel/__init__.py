@@ -41,6 +41,7 @@ _WHERE = {
     "RunTimeout": "errors",
     "SingleDevice": "config.wishes",
     "StopRun": "errors",
+    "TensorParallel": "config.wishes",
     "WorkerDied": "errors",
     "WorkerFailed": "errors",
     "debug_launcher": "launch.launcher",
@@ -102,7 +103,7 @@ if TYPE_CHECKING:
     from notebook_accel.config.kinds import DistributedType
     from notebook_accel.config.loading import DataLoaderConfiguration
     from notebook_accel.config.resolve import RunConfig
-    from notebook_accel.config.wishes import DDP, FSDP, SingleDevice
+    from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, TensorParallel
     from notebook_accel.data.skip import skip_first_batches
     from notebook_accel.errors import (
         CheckpointError,

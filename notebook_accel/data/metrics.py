@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,21 +22,29 @@ _PLAIN = (str, bytes, int, float, complex, type(None))
 
 
 def gather_for_metrics(
-    tree: Any, world: World, passes: Passes, use_gather_object: bool = False
+    tree: Any,
+    world: World,
+    passes: Passes,
+    use_gather_object: bool = False,
+    readers: Sequence[int] = (),
 ) -> Any:
     """Gather a tree of tensors and objects over the ranks, without the repeated samples.
 
     Tensors with one row a sample of the current batch are joined along dimension 0. A list of
     plain objects (or a tuple of strings) is one row a sample too. Any other object gives a list
     with one entry a rank. ``use_gather_object`` treats every list as rows, whatever it holds.
+    ``readers`` says for each rank which of the readers of data it is, where several are one: the
+    first of them speaks.
 
     Ranks: all ranks call it, with trees of the same structure.
     """
     if isinstance(tree, Tensor):
-        return _gather_tensors([tree], _share_of(tree, passes), world)[0]
+        return _gather_tensors([tree], _spread(_share_of(tree, passes), readers), world)[0]
     if type(tree) in (tuple, list) and tree and all(isinstance(one, Tensor) for one in tree):
         # Most often it is such a pair, and this is called once a batch.
-        return type(tree)(_gather_tensors(list(tree), _share_of(tree, passes), world))
+        return type(tree)(
+            _gather_tensors(list(tree), _spread(_share_of(tree, passes), readers), world)
+        )
     tensors: list[Tensor] = []
     objects: list[Any] = []
 
@@ -47,7 +56,7 @@ def gather_for_metrics(
         return _Object(len(objects) - 1)
 
     marked = map_tree(mark, tree, is_leaf=lambda one: _is_rows(one, use_gather_object))
-    share = _share_of(tree, passes)
+    share = _spread(_share_of(tree, passes), readers)
     gathered = iter(_gather_tensors(tensors, share, world))
     every = all_objects(objects, world) if objects else []
 
@@ -57,6 +66,17 @@ def gather_for_metrics(
         return next(gathered)
 
     return map_tree(fetch, marked)
+
+
+def _spread(share: Share | None, readers: Sequence[int]) -> Share | None:
+    """Say of each rank what a share says of each reader; only one rank a reader counts."""
+    if not readers:
+        return share
+    counts = [reader not in readers[:rank] for rank, reader in enumerate(readers)]
+    if share is None:
+        return Share((WHOLE,) * len(readers), tuple(map(int, counts)))
+    real = [share.real[reader] * speaks for reader, speaks in zip(readers, counts, strict=True)]
+    return Share(tuple(share.rows[reader] for reader in readers), tuple(real))
 
 
 class _Object:

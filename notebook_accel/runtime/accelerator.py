@@ -136,6 +136,7 @@ class Accelerator(
             say_how_bf16_runs()
         chosen = chosen_strategy(strategy, fsdp_plugin, self._handlers, asked)
         self._engine = build(chosen.wish, self._world, numbers)
+        self._readers = self._engine.layout.readers
         self._clock = Clock(num_steps, self._passes, plugin)
         self._seed = Seed()
         self._wardrobe = Wardrobe(

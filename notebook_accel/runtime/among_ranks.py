@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,8 @@ from notebook_accel.runtime.turns import Turns
 
 class AmongRanks(Turns):
     """A rank of ``world``; ``flags`` is how a launched run is asked to stop."""
+
+    _readers: Sequence[int] = ()  # of each rank, where several read the same data
 
     def __init__(self, world: World, flags: Flags | None) -> None:
         self._world = world
@@ -88,7 +90,9 @@ class AmongRanks(Turns):
         Ranks: all ranks call it, once a batch.
         """
         self._boundary()
-        return gather_for_metrics(input_data, self._world, self._passes, use_gather_object)
+        return gather_for_metrics(
+            input_data, self._world, self._passes, use_gather_object, self._readers
+        )
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Combine tensors elementwise over the ranks: "sum", "mean", "max" or "min".

@@ -44,13 +44,15 @@ class Parts:
 class Layout:
     """Who does what, by purpose.
 
-    ``data_rank`` of ``data_size`` readers reads its own samples; ``loss_owner`` tells whether this
-    rank's loss is a real one.
+    ``data_rank`` of ``data_size`` readers reads its own samples; ``readers`` is the data rank of
+    each rank where several read the same, else empty. ``loss_owner`` tells whether this rank's loss
+    is a real one.
     """
 
     data_rank: int = 0
     data_size: int = 1
     loss_owner: bool = True
+    readers: tuple[int, ...] = ()
 
 
 class Engine:

@@ -46,7 +46,8 @@ class TensorEngine(FSDPEngine):
     def __init__(self, wish: TensorParallel, world: World, precision: Precision) -> None:
         self._tensor = wish
         super().__init__(wish.data, world, precision)
-        self.layout = Layout(world.rank // wish.size, num_readers(self._whole_mesh))
+        readers = tuple(rank // wish.size for rank in range(world.size))
+        self.layout = Layout(readers[world.rank], num_readers(self._whole_mesh), readers=readers)
 
     def _lay_out(self) -> DeviceMesh:
         copies = num_copies(self._tensor.data, self.world)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, notebook_launcher
-from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy
-from tests.agreement.test_strategies_agree import Net
+from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy, TensorParallel
+from tests.agreement.test_strategies_agree import PLAN, Net
 
 WAYS: dict[str, tuple[int, Strategy]] = {
     "one device": (1, SingleDevice()),
@@ -20,9 +20,11 @@ WAYS: dict[str, tuple[int, Strategy]] = {
     "fsdp on 2": (2, FSDP()),
     "fsdp on 4": (4, FSDP()),
     "fsdp in copies on 4": (4, FSDP(replicas=2)),
+    "tensor on 2": (2, TensorParallel(plan=PLAN)),
+    "tensor and fsdp on 4": (4, TensorParallel(plan=PLAN)),
     "fsdp on 2, whole states": (2, FSDP(state_dict_type="full_state_dict")),
 }
-FROM = ("one device", "ddp on 2", "fsdp on 2", "fsdp on 2, whole states", "fsdp in copies on 4")
+FROM = tuple(name for name in WAYS if name != "fsdp on 4")
 
 
 class Run:
@@ -34,7 +36,8 @@ class Run:
         x = torch.randn(24, 4)
         model = Net()
         loader = DataLoader(
-            TensorDataset(x, x[:, :1].tanh()), batch_size=8 // self.accelerator.num_processes
+            TensorDataset(x, x[:, :1].tanh()),
+            batch_size=8 // self.accelerator._engine.layout.data_size,
         )
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
         prepared = self.accelerator.prepare(model, optimizer, loader)

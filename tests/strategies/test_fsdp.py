@@ -1,4 +1,4 @@
-"""FSDP beyond the agreement of its numbers: what is cut, what is refused, what stays the person's."""
+"""FSDP beyond the agreement of its numbers: what is cut, and what is refused."""
 
 from __future__ import annotations
 
