@@ -20,7 +20,7 @@ import copy
 import io
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from notebook_accel.checkpoint import manifest, weights
 from notebook_accel.checkpoint.names import identity
 from notebook_accel.checkpoint.pickled import load_pickled
 from notebook_accel.errors import CheckpointError
+from notebook_accel.events import tasks
 from notebook_accel.ranks.collectives import map_tree
 
 _BEFORE = ".previous"
@@ -103,18 +104,37 @@ def write_shared(
     staging = manifest.Staging(folder)
     if parts is not None:
         staging.take_in(parts)
+    with tasks.counting("saving checkpoint", _num_bytes(snapshot), "bytes") as wrote:
+        _write_pieces(snapshot, staging, safe, wrote)
+    torch.save(_own(snapshot), staging.path(_rank_file(rank)))
+    staging.commit(snapshot.step, world, strategy)
+
+
+def _write_pieces(
+    snapshot: Snapshot, staging: manifest.Staging, safe: bool, wrote: Callable[[int], None]
+) -> None:
     for i, state in enumerate(snapshot.models):
         state = weights.without_repeats(state) if safe else state
-        weights.write(state, staging.path(weights.file_name(safe, i)), safe)
+        weights.write(state, staging.path(weights.file_name(safe, i)), safe, wrote)
     for field, stem, end in _SHARED:
         for i, state in enumerate(getattr(snapshot, field)):
             torch.save(state, staging.path(_numbered(stem, end, i)))
+            wrote(_num_bytes(state))
     if snapshot.scaler is not None:
         torch.save(snapshot.scaler, staging.path(SCALER))
     for i, state in enumerate(snapshot.custom):
         torch.save(state, staging.path(_custom(i)))
-    torch.save(_own(snapshot), staging.path(_rank_file(rank)))
-    staging.commit(snapshot.step, world, strategy)
+
+
+def _num_bytes(tree: Any) -> int:
+    """How much a tree's tensors weigh, and so about how large its file will be."""
+    if isinstance(tree, Snapshot):
+        return sum(map(_num_bytes, (tree.models, tree.optimizers, tree.schedulers)))
+    if isinstance(tree, Mapping):
+        return sum(map(_num_bytes, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return sum(map(_num_bytes, tree))
+    return weights.size_of(tree)
 
 
 def write_own(snapshot: Snapshot, folder: Path, rank: int) -> None:

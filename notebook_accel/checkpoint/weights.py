@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from notebook_accel.checkpoint.manifest import in_one_step
 from notebook_accel.checkpoint.names import identity, load_plain
 from notebook_accel.checkpoint.pickled import load_pickled
 from notebook_accel.errors import CheckpointError, ConfigError
+from notebook_accel.events import tasks
 
 SAFE, UNSAFE = "model", "pytorch_model"
 SAFE_END, UNSAFE_END = ".safetensors", ".bin"
@@ -58,15 +59,21 @@ def file_name(safe: bool, index: int = 0) -> str:
     return f"{stem}_{index}{end}" if index else f"{stem}{end}"
 
 
-def write(state: Mapping[str, Any], path: Path, safe: bool = True) -> None:
-    """Write a state dict to ``path``.
+def write(
+    state: Mapping[str, Any],
+    path: Path,
+    safe: bool = True,
+    wrote: Callable[[int], None] = lambda num_bytes: None,
+) -> None:
+    """Write a state dict to ``path``; ``wrote`` hears of bytes as they are written.
 
     Errors: CheckpointError, if ``safe``, for what safetensors cannot hold.
     """
     if safe:
-        _write_safetensors(state, path)
+        _write_safetensors(state, path, wrote)
     else:
         torch.save(dict(state), path)
+        wrote(sum(map(size_of, state.values())))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -122,12 +129,13 @@ def export(state: Mapping[str, Any], folder: Path, max_shard_size: int | str, sa
     if len(shards) > 1:
         total = len(shards)
         names = [f"{stem}-{i + 1:05d}-of-{total:05d}{end}" for i in range(total)]
-    for name, shard in zip(names, shards, strict=True):
-        in_one_step(folder / name, partial(write, shard, safe=safe))
+    with tasks.counting("saving model", sum(map(size_of, state.values())), "bytes") as wrote:
+        for name, shard in zip(names, shards, strict=True):
+            in_one_step(folder / name, partial(write, shard, safe=safe, wrote=wrote))
     index = folder / f"{stem}{end}{INDEX_END}"
     if len(shards) > 1:
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        size = sum(map(_size, state.values()))
+        size = sum(map(size_of, state.values()))
         text = json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2)
         in_one_step(index, lambda beside: beside.write_text(text))
         names.append(index.name)
@@ -155,7 +163,8 @@ def load_weights(
     if isinstance(source, Mapping):
         return load_plain(model, source, strict)
     path = Path(source)
-    return load_plain(model, _read_folder(path) if path.is_dir() else read(path), strict)
+    with tasks.task("loading weights"):
+        return load_plain(model, _read_folder(path) if path.is_dir() else read(path), strict)
 
 
 def num_bytes(size: int | str) -> int:
@@ -176,13 +185,13 @@ def num_bytes(size: int | str) -> int:
     return int(float(match[1]) * unit)
 
 
-def _write_safetensors(state: Mapping[str, Any], path: Path) -> None:
+def _write_safetensors(state: Mapping[str, Any], path: Path, wrote: Callable[[int], None]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, tensor in state.items():
         if not _is_plain(tensor):
             raise _not_safe(name, tensor)
-        end = at + _size(tensor)
+        end = at + size_of(tensor)
         shape = list(tensor.shape)
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": shape, "data_offsets": [at, end]}
         at = end
@@ -192,7 +201,7 @@ def _write_safetensors(state: Mapping[str, Any], path: Path) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in state.values():  # one at a time: a GPU's tensors pass through here too
             flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
-            file.write(memoryview(flat.numpy()))
+            wrote(file.write(memoryview(flat.numpy())))
 
 
 def _is_plain(value: Any) -> bool:
@@ -219,7 +228,8 @@ def _not_safe(name: str, value: Any) -> CheckpointError:
     )
 
 
-def _size(tensor: Any) -> int:
+def size_of(tensor: Any) -> int:
+    """The bytes of a tensor; 0 for what is none."""
     return tensor.numel() * tensor.element_size() if isinstance(tensor, Tensor) else 0
 
 
@@ -228,7 +238,7 @@ def _shards(state: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
     shards: list[dict[str, Any]] = [{}]
     held = 0
     for name, tensor in state.items():
-        size = _size(tensor)
+        size = size_of(tensor)
         if shards[-1] and held + size > limit:
             shards.append({})
             held = 0

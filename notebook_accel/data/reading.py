@@ -24,6 +24,7 @@ from notebook_accel.data.sharding import evened
 from notebook_accel.data.stateful import is_stateful, with_states
 from notebook_accel.data.stream import SharedStream
 from notebook_accel.data.waiting import Waiting
+from notebook_accel.events import tasks
 from notebook_accel.ranks.collectives import broadcast
 from notebook_accel.ranks.seeding import share_rng_states
 from notebook_accel.ranks.world import World
@@ -236,6 +237,8 @@ def _begun_stream(reader: Any, start: Start, wants_first: bool) -> tuple[Iterato
         if start.skip:
             if start.state is None:
                 skipped = list(islice(batches, 1))
-                next(islice(batches, start.skip - 1, start.skip - 1), None)
+                with tasks.counting("skipping batches", start.skip, "batches") as read:
+                    for _ in islice(batches, start.skip - 1):
+                        read(1)
             ahead = list(islice(batches, 1))
     return (chain(ahead, batches) if ahead else batches), skipped

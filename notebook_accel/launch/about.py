@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ def about(
         "num_processes": plan.placements[0].size,
         "start_method": method,
         "num_threads": plan.num_threads,
+        "seed": _seed(),
         **asked,
     }
     return About(
@@ -38,6 +40,16 @@ def about(
         },
         environment=discretion.environment({**plan.env, **env}),
     )
+
+
+def _seed() -> int | None:
+    """The seed of torch's random numbers, if none was drawn since; workers start from them too."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    seed = int(torch.initial_seed())
+    fresh = torch.Generator().manual_seed(seed).get_state()
+    return seed if torch.equal(fresh, torch.get_rng_state()) else None
 
 
 def hider(job: Job, env: Mapping[str, str]) -> Callable[[str], str]:

@@ -25,6 +25,7 @@ from notebook_accel.events.sinks import Sink
 from notebook_accel.events.story import About
 from notebook_accel.launch import start, store, streams, verdict, wire
 from notebook_accel.launch.about import about, hider
+from notebook_accel.launch.arrivals import Arrivals
 from notebook_accel.launch.guard import Guard
 from notebook_accel.launch.left_behind import Reminder
 from notebook_accel.launch.memory import FlagPage, PulsePage, anonymous_file
@@ -160,10 +161,16 @@ class Attempt:
         try:
             result = self._carry_out()
         except BaseException as error:
-            self.recorder.end(error)
+            self._end_record(error)
             raise
-        self.recorder.end(None, result.stopped)
+        self._end_record(None, result.stopped)
         return result
+
+    def _end_record(self, error: BaseException | None, stopped: bool = False) -> None:
+        for sink in self._sinks:
+            if image := getattr(sink, "png", b""):  # of what drew the run
+                self.recorder.keep_picture(image)
+        self.recorder.end(error, stopped)
 
     def _carry_out(self) -> RunResult:
         began = time.monotonic()
@@ -216,7 +223,7 @@ class Attempt:
             flags,
             pulses,
             guard,
-            self._sinks,
+            [*self._sinks, Arrivals(self._sinks, len(lanes))],
             order.timeout_s,
             order.plan.on_one_machine,
         )

@@ -76,8 +76,8 @@ def text_of(job: Job, record: Record, name: str = "train.py") -> str:
     compile(text, name, "exec", dont_inherit=True)
     if not _SEEDS & {word for node in ast.walk(ast.parse(text)) for word in _words(node)}:
         print(
-            f"note: {name} sets no seed, so its losses begin from other draws than the notebook's; "
-            "call set_seed(...) at the start of the function"
+            f"note: {name} sets no seed, and the notebook had drawn random numbers before the "
+            "launch: its losses will be others; call set_seed(...) at the start of the function"
         )
     return text
 
@@ -253,8 +253,9 @@ def _layout(gathered: _Gathered, call: str, record: Record, name: str) -> str:
         for known, value in gathered.imports.items()
         for line in import_of(known, value, everything)
     }
-    if settings:
-        imports.add("import os")
+    for module in ("os", "torch"):
+        if any(line.startswith(f"{module}.") for line in settings):
+            imports.add(f"import {module}")
     order = list(_in_order(texts))
     plain = [one for one in order if not texts[one].startswith(("def ", "class ", "@", "async "))]
     early = [one for one in plain if not names_now(texts[one]) & texts.keys()]
@@ -295,6 +296,8 @@ def _settings(record: Record) -> Iterator[str]:
     }
     if record.about.devices.rpartition(" ")[0].endswith("CPU"):
         asked["ACCELERATE_USE_CPU"] = "true"
+    if "seed" in record.config:
+        yield f"torch.manual_seed({record.config['seed']})  # as in the notebook at the launch"
     for variable, value in asked.items():
         yield f"os.environ.setdefault({variable!r}, {value!r})".replace("'", '"')
 

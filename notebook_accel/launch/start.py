@@ -27,7 +27,7 @@ from typing import Any
 from multiprocess import spawn as interpreter
 
 from notebook_accel.errors import LaunchError
-from notebook_accel.events import lines
+from notebook_accel.events import lines, tasks
 from notebook_accel.launch import forkserver, wire, worker
 from notebook_accel.launch.crew import Children, Crew
 from notebook_accel.launch.memory import anonymous_file
@@ -58,8 +58,11 @@ def warm(in_notebook: bool = False) -> None:
     Some of these imports set environment variables; the kernel's stay as they were.
     """
     before = dict(os.environ)
-    for name in (*WARM, *(_NOTEBOOK if in_notebook else ())):
-        importlib.import_module(name)
+    names = (*WARM, *(_NOTEBOOK if in_notebook else ()))
+    with tasks.counting("importing what workers need", len(names), "modules") as imported:
+        for name in names:
+            importlib.import_module(name)
+            imported(1)
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
 

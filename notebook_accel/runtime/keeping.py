@@ -25,6 +25,7 @@ from notebook_accel.checkpoint.names import load_plain, plain_state
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot, write_own, write_shared
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.errors import ConfigError
+from notebook_accel.events import tasks
 from notebook_accel.ranks.collectives import all_objects
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
@@ -170,8 +171,9 @@ class Keeping:
         if root is not None:
             behind = [number + 1 for number in numbered.numbers(root)]
             self.save_iteration = max([self.save_iteration, *behind])
-        self._load_models(saved, **load_model_func_kwargs)
-        give_back(saved, self._parts(), self._world, load_kwargs or {})
+        with tasks.task("loading checkpoint"):
+            self._load_models(saved, **load_model_func_kwargs)
+            give_back(saved, self._parts(), self._world, load_kwargs or {})
         if root is not None and self.should_save_model:
             numbered.sweep(root)
         self._world.wait()  # nobody may save over it while others still read

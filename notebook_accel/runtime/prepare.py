@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,7 @@ from notebook_accel.config.kinds import RNGType
 from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.data.loader import Passes, PreparedLoader
 from notebook_accel.data.prepare import prepare_loader
-from notebook_accel.events import context
+from notebook_accel.events import context, tasks
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.optimizer import PreparedOptimizer, PreparedScheduler, cannot_travel
 from notebook_accel.strategies.base import Engine, Parts
@@ -79,7 +80,9 @@ class Wardrobe:
         for put in (True, False):
             models = [one for one, p in todo if isinstance(one, nn.Module) and p is put]
             optimizers = [one for one, p in todo if isinstance(one, Optimizer) and p is put]
-            parts = self._engine.wrap(Parts(tuple(models), tuple(optimizers)), put)
+            names = ", ".join(type(model).__name__ for model in models)
+            with tasks.task(f"preparing {names}") if names else nullcontext():
+                parts = self._engine.wrap(Parts(tuple(models), tuple(optimizers)), put)
             self.models += parts.models
             dressed.update(zip(map(id, models), parts.models, strict=True))
             for given, inner in zip(optimizers, parts.optimizers, strict=True):

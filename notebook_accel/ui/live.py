@@ -60,6 +60,7 @@ class LiveView:
     def __init__(self, panel: Panel, screen: Screen | None) -> None:
         self._panel = panel
         self._screen = screen
+        self.png = b""  # the picture that stays, once the run is over
 
     def handle(self, event: Any) -> None:
         """Take one event, after the history saw it."""
@@ -84,6 +85,7 @@ class LiveView:
         self._panel.close()
         if self._panel.began is not None:
             self._guarded(lambda screen: screen.finish(self._panel))
+        self.png = getattr(self._screen, "png", b"")
         self._screen = None
 
     def _guarded(self, draw: Callable[[Screen], None]) -> None:

@@ -52,6 +52,7 @@ class CellScreen:
         self._line_pace = Pace(self.LINE_INTERVAL_S)
         self._image_pace = Pace(self.PICTURE_INTERVAL_S)
         self._card: Any = None
+        self.png = b""  # what was drawn last, for the run's record
 
     def make_way(self) -> None:
         """A cell has room for everything."""
@@ -103,6 +104,7 @@ class CellScreen:
             self._image = publish({"text/plain": ""}, None)
 
     def _draw(self, panel: Panel, image: bytes, facts: str) -> None:
+        self.png = image
         bundle, metadata = picture(image, panel.title, facts, _plot().WIDTH_PX)
         self._image = publish(bundle, self._image, metadata)
 
