@@ -17,21 +17,18 @@ from typing import Any
 from notebook_accel import errors
 from notebook_accel.errors import Explained, LaunchError
 
-_START = (
-    "import sys; sys.path[:] = {path!r}; "
-    "from notebook_accel.cli.child import answer; answer({name!r}, {file!r}, sys.argv[1])"
-)
 
-
-def call(name: str, **arguments: Any) -> Any:
+def call(name: str, /, **arguments: Any) -> Any:
     """Call the function ``name`` ("package.module:function") with plain data in a fresh process.
 
     Errors: the function's own, if it is one of ours; LaunchError when the process died.
     """
     with tempfile.TemporaryDirectory(prefix="notebook_accel-") as folder:
         file = os.path.join(folder, "answer.json")
-        code = _START.format(path=sys.path, name=name, file=file)
-        process = subprocess.Popen([sys.executable, "-c", code, json.dumps(arguments)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, name, file, json.dumps(arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
         try:
             status = process.wait()
         except BaseException:  # an interrupt reached the child too: let it end first
@@ -76,3 +73,7 @@ def _died(name: str, status: int) -> LaunchError:
         f"it ran {name.partition(':')[2]} of {name.partition(':')[0]}; its own words stand above",
         "run it again; if memory ran out, with less",
     )
+
+
+if __name__ == "__main__":
+    answer(*sys.argv[1:])

@@ -1,45 +1,88 @@
-"""What a bug report needs: versions, devices, cores and how workers can be started here."""
+"""``notebook-accel env``: what a bug report needs, ready to be pasted. torch is not imported."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pynvml
 
 from notebook_accel import __version__
+from notebook_accel.config import show, store
+from notebook_accel.config.resolve import resolve
+from notebook_accel.errors import ConfigError
+from notebook_accel.launch import doctor
 from notebook_accel.launch.devices import Device, accelerators, usable_cores
 
-_PACKAGES = ("torch", "ipykernel", "ipywidgets", "multiprocess", "cloudpickle", "matplotlib")
+_PACKAGES = (
+    "torch", "numpy", "ipykernel", "ipython", "ipywidgets", "anywidget", "jupyterlab", "notebook",
+    "multiprocess", "cloudpickle", "matplotlib", "safetensors", "accelerate", "transformers",
+    "deepspeed", "torch-xla", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
+)  # fmt: skip
+_ALWAYS = ("torch", "ipykernel", "ipywidgets")  # their absence is a fact too
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MASTER_ADDR", "WORLD_SIZE")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of this command: there are none."""
+    """Declare the options of this command."""
+    parser.add_argument("--config_file", metavar="PATH", help="settings to show (default: yours)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the report."""
-    print(report())
+    found = facts(options.config_file)
+    print(json.dumps(found, indent=2) if options.json else report(found))
     return 0
 
 
-def report() -> str:
-    """Describe this installation and machine in aligned lines; torch is not imported."""
-    facts = {
+def facts(config_file: str | None = None) -> dict[str, Any]:
+    """Collect versions, devices, settings and findings as plain data."""
+    devices = accelerators()
+    env = dict(os.environ)
+    notable = [
+        finding
+        for finding in (
+            *doctor.opened(),
+            *doctor.accelerators(devices, env),
+            *doctor.leftovers(env),
+            *doctor.shared_memory(),
+            *doctor.limits(),
+            *doctor.ports(),
+        )
+        if finding.level != doctor.GOOD
+    ]
+    return {
         "notebook_accel": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
-        **{name: _version(name) for name in _PACKAGES},
-        "accelerators": device_lines(accelerators()),
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "not set"),
+        **_versions(),
+        "GPU driver": _driver(),
+        "accelerators": device_lines(devices),
+        **{name: env[name] for name in _VARIABLES if name in env},
         "usable cores": f"{usable_cores()} of {os.cpu_count()}",
         "start methods": _start_methods(),
+        **_settings(config_file),
+        "findings": [dict(vars(finding)) for finding in notable],
     }
-    width = max(map(len, facts)) + 2
-    indented = {name: text.replace("\n", "\n" + " " * width) for name, text in facts.items()}
-    return "\n".join(f"{name:<{width}}{text}" for name, text in indented.items())
+
+
+def report(found: dict[str, Any]) -> str:
+    """Write the facts in aligned lines, findings below them."""
+    rows = {name: text for name, text in found.items() if isinstance(text, str)}
+    width = max(map(len, rows)) + 2
+    lines = [
+        f"{name:<{width}}" + text.replace("\n", "\n" + " " * width) for name, text in rows.items()
+    ]
+    findings = [str(doctor.Finding(**one)) for one in found["findings"]]
+    return "\n".join([*lines, "", *findings] if findings else lines)
 
 
 def device_lines(devices: Sequence[Device]) -> str:
@@ -55,14 +98,46 @@ def _device_line(device: Device) -> str:
     return f"{number} {device.name}, {free_gb:.1f} of {total_gb:.1f} GB free"
 
 
+def _versions() -> dict[str, str]:
+    found = {name: _version(name) for name in _PACKAGES}
+    return {name: text for name, text in found.items() if text or name in _ALWAYS} | {
+        name: "not installed" for name in _ALWAYS if not found[name]
+    }
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "not installed"
+        return ""
+
+
+def _driver() -> str:
+    """Ask the driver for its version; like counting GPUs this opens none of them."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return "none"
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _start_methods() -> str:
     if sys.platform == "linux":
-        return "fork (while nothing in the kernel opened an accelerator), forkserver, spawn, inline"
+        return (
+            "fork (while nothing in the kernel opened an accelerator),\nforkserver, spawn, inline"
+        )
     return "spawn, inline"
+
+
+def _settings(config_file: str | None) -> dict[str, str]:
+    path = Path(config_file).expanduser() if config_file else store.find_default()
+    if path is None:
+        return {"settings": "no configuration file"}
+    try:
+        lines = show.lines(resolve({}, {}, store.read(path)))
+    except ConfigError as error:
+        lines = [str(error)]
+    return {"settings": "\n".join([str(path), *lines]).replace(f"file {path}, line", "line")}

@@ -19,11 +19,13 @@ ABOUT = "Train a PyTorch loop on everything you have, without leaving the notebo
 # configure(parser) and run(options) -> exit code.
 GROUPS = {
     "run": {
+        "demo": "train a small classifier here on two processes, and watch it",
         "join": "run this machine's part of a notebook that waits for other machines",
         "launch": "run a script on one process, on several, or on several machines",
     },
     "set up": {
         "config": "ask what to train on and keep the answers in a file",
+        "completion": "print a script by which a shell completes commands",
     },
     "models": {
         "estimate-memory": "tell what a model occupies, alone and while it trains",
@@ -31,7 +33,12 @@ GROUPS = {
     },
     "find out": {
         "doctor": "find what stands in the way of training on several processes here",
+        "test": "train a little here, as configured, and check the result",
         "env": "print what a bug report needs: versions, devices, cores",
+    },
+    "coming from Accelerate": {
+        "to-fsdp2": "rewrite a configuration for FSDP 1 as one for FSDP 2",
+        "tpu-config": "run commands on the hosts of a TPU pod: not here yet",
     },
 }
 COMMANDS = {name: help for group in GROUPS.values() for name, help in group.items()}
