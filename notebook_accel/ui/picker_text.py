@@ -85,9 +85,9 @@ _PARTS: dict[str, Callable[[Footprint], int]] = {
     "together": lambda one: one.total,
 }
 STRATEGIES = {
-    "auto": "a whole copy of the model on each rank",
+    "auto": "ddp on several ranks",
     "ddp": "a whole copy of the model on each rank",
-    "fsdp": "weights, gradients and moments in shards, a share on each rank",
+    "fsdp": "a share of the model on each rank",
 }
 ACTIVATIONS = "activations come on top: bf16 and fp16 halve most of them"
 

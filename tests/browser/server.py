@@ -62,6 +62,7 @@ class JupyterServer:
             "ServerApp.allow_root": True,
             "ServerApp.root_dir": self.root,
             "LabApp.expose_app_in_browser": True,
+            "JupyterNotebookApp.expose_app_in_browser": True,
             "LabApp.news_url": "",
             "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
         }
