@@ -110,6 +110,9 @@ class Record:
         written: Path = importlib.import_module(_REPORT).write(self, Path(path))
         return written
 
+    def __reduce__(self) -> Any:
+        return _whole, (self.about, self.story.to_dict(), self.history, list(self.logs), self.path)
+
     def __repr__(self) -> str:
         facts = [self.id, self.about.title, self.ended]
         if self.story.took_s:
@@ -118,6 +121,11 @@ class Record:
             losses = self.history["loss"]
             facts.append(f"loss {losses[0]:.4g} -> {losses[-1]:.4g}")
         return f"Record({', '.join(facts)})"
+
+
+def _whole(about: About, story: Any, history: History, logs: list[str], path: Any) -> Record:
+    """Make a record of what was pickled, which needs no disk."""
+    return Record(about, Story.from_dict(story), lambda: history, lambda: logs, path)
 
 
 class Recorder:

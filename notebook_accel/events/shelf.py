@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 import sys
 import time
@@ -27,7 +26,7 @@ MAX_BYTES = 1 << 30
 _OFF = {"off", "no", "false", "0"}
 _LOCK = "lock"
 _SWEEP_AFTER_S = 3600.0
-_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none that look alike
+_LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # in order, and none that look alike
 _ours: set[Path] = set()  # running here: probing a lock of one's own process would let go of it
 
 
@@ -45,9 +44,17 @@ def root() -> Path | None:
 
 
 def new_id() -> str:
-    """Name a run that starts now: the date and time, and three letters to tell it by."""
-    letters = "".join(random.SystemRandom().choices(_LETTERS, k=3))
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{letters}"
+    """Name a run that starts now: the date and time, and three letters to tell it by.
+
+    The letters are the fraction of the second, so that names are in the order of the runs.
+    """
+    now = time.time()
+    part = int(now % 1 * len(_LETTERS) ** 3)
+    letters = ""
+    for _ in range(3):
+        part, digit = divmod(part, len(_LETTERS))
+        letters = _LETTERS[digit] + letters
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{letters}"
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ class RunResult:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "job": None}  # functions of cells do not travel by pickle
+
     def __repr__(self) -> str:
         facts = [self.devices, f"{self.duration_s:.1f} s"]
         if self.history.get("loss"):

@@ -343,6 +343,14 @@ def test_looking_does_not_take_a_running_runs_lock_away(root: Path) -> None:
     assert not shelf.is_running(place.path)
 
 
+def test_names_are_in_the_order_of_the_runs() -> None:
+    made = []
+    for _ in range(50):
+        made.append(shelf.new_id())
+        time.sleep(0.0005)
+    assert made == sorted(set(made))
+
+
 def test_several_processes_clear_one_shelf_at_once(root: Path) -> None:
     for number in range(30):
         finished(root, f"run{number:02d}")
