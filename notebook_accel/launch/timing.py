@@ -32,13 +32,10 @@ def once(a):
 
 def seconds(n, dtype, budget_s):
     a = torch.randn(n, n, device=device).to(dtype)
-    best = spent = once(a)
-    if spent < budget_s:
-        best = once(a)  # the first one also set things up
-    while spent < budget_s:
-        took = once(a)
-        best, spent = min(best, took), spent + took
-    return best
+    took = [once(a)]  # this one also sets things up
+    while sum(took) < budget_s or (len(took) < 4 and sum(took) < 3 * budget_s):
+        took.append(once(a))
+    return min(took)
 
 for _ in range(3):  # threads and libraries start with the first products
     once(torch.randn(64, 64, device=device))

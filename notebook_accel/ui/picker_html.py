@@ -15,6 +15,7 @@ from notebook_accel.ui.picker_text import (
     STRATEGIES,
     by_precision,
     meaning,
+    measured_on,
     standing_words,
     timing_rows,
 )
@@ -32,6 +33,7 @@ STYLE = f"""<style>
 .nba-picker .nba-side {{ flex: 1 1 27em; min-width: 18em; padding: 0 1.5em 0 0; }}
 .nba-picker .widget-html, .nba-picker .widget-html-content {{ height: auto; line-height: 1.45;
   white-space: normal; overflow: visible; }}
+.nba-picker .nba-side > *, .nba-picker .widget-html-content {{ min-width: 0; max-width: 100%; }}
 .nba-picker .widget-label {{ flex: 0 0 7.5em; text-align: left; overflow: visible; }}
 .nba-picker .widget-radio {{ display: flex; width: auto; margin: 2px; }}
 .nba-picker .widget-radio .widget-label {{ line-height: 1.5; padding-top: 1px; }}
@@ -92,7 +94,9 @@ def numbers(state: State) -> str:
     picked = state.choice.mixed_precision
     parts = [_table(memory, picked)] if memory else []
     parts += [f'<p class="nba-why">{ACTIVATIONS}</p>'] if memory else []
-    parts += [f'<div role="status">{_table(timed, picked)}</div>'] if timed else []
+    if timed:
+        where = f'<p class="nba-why">{escape(measured_on(state.fresh_timings))}</p>'
+        parts.append(f'<div role="status">{_table(timed, picked)}{where}</div>')
     return "".join(parts)
 
 

@@ -15,13 +15,15 @@ from notebook_accel.ui.words import duration
 
 def text(state: State) -> str:
     """Write the whole picker."""
-    told = state.outlook
+    told, timings = state.outlook, state.fresh_timings
     rows = [(name, literal(value), _about(state, name)) for name, value in state.values.items()]
     blocks = [
         _table(rows),
         "\n".join(meaning(state)),
         _table(by_precision(state)) + (f"\n{ACTIVATIONS}" if told.memory else ""),
-        _table(timing_rows(state.fresh_timings)),
+        "\n".join(
+            filter(None, [_table(timing_rows(timings)), measured_on(timings)]),
+        ),
         "\n".join(map(str, told.findings)),
         _table([(f"choose({name}=...)", _possible(state, name)) for name in state.asked]),
         state.code,
@@ -55,20 +57,26 @@ def by_precision(state: State) -> list[list[str]]:
 
 
 def timing_rows(timings: Timings | None) -> list[list[str]]:
-    """What was measured, as rows of cells; none if nothing was."""
+    """What was measured, as rows of cells: a header, then the rows; none if nothing was."""
     if timings is None:
         return []
-    threads = f", {timings.num_threads} thread{'s' if timings.num_threads > 1 else ''}"
-    where = timings.device + (threads if timings.device == "cpu" else "")
-    product = f"{timings.size} x {timings.size} product, {where}"
     failed = [[f"{row.precision} failed", row.failure] for row in timings.rows if row.failure]
     timed = [row for row in timings.rows if not row.failure]
     return [
-        [product, *(row.precision for row in timed)],
-        ["time", *(small_duration(row.seconds) for row in timed)],
+        ["a matrix product", *(row.precision for row in timed)],
+        ["takes", *(small_duration(row.seconds) for row in timed)],
         ["speed (float32 is 1)", *(f"{row.speed:.2g}" for row in timed)],
         *failed,
     ]
+
+
+def measured_on(timings: Timings | None) -> str:
+    """What was multiplied, and where; empty if nothing was measured."""
+    if timings is None:
+        return ""
+    threads = f", {timings.num_threads} thread{'s' if timings.num_threads > 1 else ''}"
+    where = f"{timings.device}{threads if timings.device == 'cpu' else ''}"
+    return f"measured with {timings.size} x {timings.size} matrices on {where}"
 
 
 def small_duration(seconds: float) -> str:
