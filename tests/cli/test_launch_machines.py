@@ -21,8 +21,8 @@ import pytest
 from tests.cli.test_launch_training import QUICKSTART, losses
 from tests.support.launches import LAUNCH, clean_env, launch, wait_for
 
-pytestmark = pytest.mark.slow
-TIMEOUT_S = 100.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+TIMEOUT_S = 200.0
 
 
 @dataclass(frozen=True)
@@ -150,25 +150,28 @@ def test_when_an_agent_is_killed_the_others_go_on_from_the_last_checkpoint(
     words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{machines[0].address}:29651"]
     words += ["--rdzv_id", "lost"]
     patience = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
-    words += ["--rdzv_conf", patience, "script.py", "30"]
+    words += ["--rdzv_conf", patience, "script.py", "20"]
     running = [machine.begin(*words, cwd=tmp_path) for machine in machines]
     try:
         steps = tmp_path / "steps"
-        wait_for(lambda: steps.exists() and len(steps.read_text().splitlines()) > 3, 60)
+        wait_for(lambda: steps.exists() and len(steps.read_text().splitlines()) > 3, 120)
         lost = psutil.Process(running[1].pid)
         ranks = lost.children(recursive=True)
         assert ranks
         lost.send_signal(signal.SIGKILL)
         wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in ranks))
-    finally:
-        (code, said, notes), _ = ends(*running)
+    except AssertionError as error:
+        for one in running:
+            one.terminate()
+        raise AssertionError(f"{error}: {ends(*running)}") from error
+    (code, said, notes), _ = ends(*running)
     assert code == 0, notes
     assert "launch: restart 1 of 3, world size 1" in notes
     first, again = [line.split() for line in said.splitlines() if line.startswith("from")]
     assert first == ["from", "0", "world", "2"]
     assert again[2:] == ["world", "1"] and int(again[1]) >= 3
     seen = [tuple(map(int, line.split())) for line in steps.read_text().splitlines()]
-    assert {step for step, _ in seen} == set(range(1, 31))
+    assert {step for step, _ in seen} == set(range(1, 21))
     assert {world for step, world in seen if step > int(again[1]) + 1} == {1}
 
 
