@@ -186,13 +186,13 @@ def test_a_joined_machine_leaves_nothing_behind_when_the_notebook_dies(
     )
     said = Said(capfd)
     address = said.match(r"notebook-accel join (\S+)").group(1)
-    joiner = Joiner(address, said.match(r"token: (\S+)").group(1))
-    said.match(r"1\] at work")
-    family = joiner.family()
-    assert len(family) >= 3  # its rank, its guard, torch's agent
-    notebook.kill()
-    notebook.wait(10)
-    code, out = joiner.end()
+    with Joiner(address, said.match(r"token: (\S+)").group(1)) as joiner:
+        said.match(r"1\] at work")
+        family = joiner.family()
+        assert len(family) >= 3  # its rank, its guard, torch's agent
+        notebook.kill()
+        notebook.wait(10)
+        code, out = joiner.end()
     assert code == 1
     assert "the notebook is gone, and the ranks of this machine with it" in out
     assert wait_gone(family) == set()
@@ -202,7 +202,8 @@ def test_strangers_are_refused_and_told_of_while_the_notebook_waits_on(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with joinable(train(), capfd) as waiting:
-        code, out = Joiner(waiting.address, frames.new_token()).end()
+        with Joiner(waiting.address, frames.new_token()) as stranger_with_token:
+            code, out = stranger_with_token.end()
         assert code == 1
         assert "this machine was not let in: the notebook knows no such token" in out
         waiting.said.match("note: 127.0.0.1 was not let in: its token is wrong")

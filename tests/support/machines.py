@@ -22,17 +22,26 @@ WAIT_S = 90.0
 
 
 class Joiner:
-    """One ``notebook-accel join``, with what it said."""
+    """One ``notebook-accel join``, with what it said; ``inside`` is a command that runs it."""
 
-    def __init__(self, address: str, token: str, *options: str) -> None:
+    def __init__(
+        self, address: str, token: str, *options: str, inside: tuple[str, ...] = ()
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "notebook_accel", "join", address, *options],
+            [*inside, sys.executable, "-m", "notebook_accel", "join", address, *options],
             env={**os.environ, "PYTHONPATH": str(ROOT), "NOTEBOOK_ACCEL_TOKEN": token},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def __enter__(self) -> Joiner:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.process.kill()
+        self.process.communicate()
 
     def end(self) -> tuple[int, str]:
         """Wait for its end; give the exit code and the output."""
@@ -103,8 +112,7 @@ def joinable(
         yield waiting
     finally:
         for joiner in waiting.joined if waiting is not None else []:
-            joiner.process.kill()
-            joiner.process.communicate()
+            joiner.__exit__()
         if not run.done:
             run.kill()
             run._done.wait(WAIT_S)
