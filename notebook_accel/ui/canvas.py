@@ -21,10 +21,11 @@ from notebook_accel.ui import words
 from notebook_accel.ui.curves import Curve
 from notebook_accel.ui.pace import Pace
 from notebook_accel.ui.panel import Panel
-from notebook_accel.ui.series import drawable, groups, split
+from notebook_accel.ui.series import drawable, groups, is_rate, split
 
 MAX_SERIES = 16
 MAX_COLUMNS = 1200  # of all series together
+MAX_RUNS = 40
 _FRONT = Path(__file__).parent / "front"
 # A page that was reloaded asks for the models of its outputs: the newest ones can still answer.
 _kept: deque[Canvas] = deque(maxlen=8)
@@ -103,7 +104,7 @@ def snapshot(panel: Panel) -> tuple[dict[str, Any], bytes]:
         "buttons": controls is not None and not controls.is_blocking and not panel.over,
         "stopping": panel.stop_asked,
         "rows": [vars(row) for row in panel.ranks.rows()],
-        "series": [_described(curve) for curve in curves],
+        "series": [_described(panel, curve) for curve in curves],
         "marks": len(marks),
         "facts": words.facts(panel.history) if panel.over else "",
     }
@@ -117,16 +118,27 @@ def _drawn(curves: list[Curve]) -> list[Curve]:
     return [curve.narrowed(MAX_COLUMNS // max(1, len(shown))) for curve in shown]
 
 
-def _described(curve: Curve) -> dict[str, Any]:
+def _described(panel: Panel, curve: Curve) -> dict[str, Any]:
     return {
         "name": curve.name,
         "metric": split(curve.name)[0],
         "size": len(curve.steps),
         "exact": curve.is_exact,
-        "said": words.precise(curve.last),
+        "said": words.latest(panel.history, curve.name),
         "last": curve.last if np.isfinite(curve.last) else None,
-        "broken": curve.broken[:50].tolist(),
+        "broken": _runs(curve),
+        "fromZero": is_rate(curve.name),
     }
+
+
+def _runs(curve: Curve) -> list[tuple[float, float]]:
+    """Where values were not finite, as the first and last step of each stretch; the first few."""
+    steps = curve.broken
+    if not len(steps):
+        return []
+    spacing = (curve.steps[-1] - curve.steps[0]) / max(1, len(curve.steps) - 1)
+    breaks = np.flatnonzero(np.diff(steps) > 2.5 * spacing) + 1
+    return [(float(run[0]), float(run[-1])) for run in np.split(steps, breaks)[:MAX_RUNS]]
 
 
 def _numbers(curve: Curve) -> list[Any]:

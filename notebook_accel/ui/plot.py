@@ -19,7 +19,7 @@ from matplotlib.ticker import NullLocator
 from notebook_accel.events.history import History
 from notebook_accel.ui import words
 from notebook_accel.ui.curves import Curve, Curves
-from notebook_accel.ui.series import Group, drawable, groups, is_loss
+from notebook_accel.ui.series import Group, drawable, groups, is_loss, is_rate
 
 WIDTH_PX, HEIGHT_PX, ROW_PX = 720, 280, 240
 MAX_PANELS = 4
@@ -154,7 +154,7 @@ def _set_limits(axes: Any, curves: list[Curve], last_step: int, may_be_log: bool
             axes.yaxis.set_major_formatter(_plain)
     if scale == "log":
         axes.set_ylim(low / 1.5, high * 1.5)
-    elif 0 <= low < 0.4 * high:  # a loss is read against zero
+    elif 0 <= low < 0.4 * high or (low >= 0 and is_rate(curves[0].name)):  # read against zero
         axes.set_ylim(0, high * 1.06)
     else:
         margin = 0.08 * (high - low) or 0.1 * abs(high) or 0.1

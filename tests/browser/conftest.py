@@ -59,14 +59,14 @@ def server(browser, theme, tmp_path_factory):
 
 @pytest.fixture
 def open_notebook(server, browser):
-    """``open_notebook(path)``: a copy of a notebook, open in Lab with a fresh kernel."""
+    """``open_notebook(path, kind)``: a copy of a notebook, open with a fresh kernel."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     names = []
 
-    def open_notebook(path):
+    def open_notebook(path, kind=LabPage):
         names.append(path.name)
         (server.root / path.name).write_bytes(path.read_bytes())
-        return LabPage(context.new_page(), server).open(path.name)
+        return kind(context.new_page(), server).open(path.name)
 
     yield open_notebook
     context.close()

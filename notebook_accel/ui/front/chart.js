@@ -10,7 +10,7 @@ const INK = {
   light: { ink: "#1f2328", faint: "#57606a", grid: "#e4e7eb", alarm: "#a4231b" },
   dark: { ink: "#e6e9ed", faint: "#a5adb7", grid: "#2c323a", alarm: "#ff9d94" },
 };
-const EDGE = { left: 46, right: 88, top: 10, bottom: 22 };
+const EDGE = { left: 52, right: 88, top: 10, bottom: 22 };
 const HEIGHT = 190;
 const AXES = { step: "optimizer step", epoch: "epoch", time: "time" };
 
@@ -47,18 +47,29 @@ function clock(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)} h` : `${minutes}:${two(whole % 60)} min`;
 }
 
+// Round values between two, and the digits that tell them apart.
 function ticks(low, high, wanted) {
   const raw = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(raw));
   const unit = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= raw);
   const found = [];
-  for (let n = Math.ceil(low / unit); n * unit <= high * (1 + 1e-9); n += 1) found.push(n * unit);
-  return found;
+  for (let n = Math.ceil(low / unit - 1e-9); n * unit <= high * (1 + 1e-9); n += 1) found.push(n * unit);
+  const digits = Math.max(0, Math.ceil(-Math.log10(unit) + (unit / power === 2.5 ? 1 : 0) - 1e-9));
+  return found.map((value) => [value, written(value, digits)]);
+}
+
+function written(value, digits) {
+  if (value === 0) return "0";
+  if (digits > 5 || Math.abs(value) >= 1e6) return value.toExponential(1).replace("e+", "e");
+  return Number(value.toFixed(digits)).toLocaleString("en", { maximumFractionDigits: digits });
 }
 
 function decades(low, high) {
   const found = [];
   for (let p = Math.ceil(Math.log10(low)); p <= Math.log10(high); p += 1) found.push(10 ** p);
-  return found.length > 1 ? found : [low, Math.sqrt(low * high), high];
+  const every = Math.ceil(found.length / 6);
+  return found.length > 1
+    ? found.filter((_, i) => i % every === 0).map((value) => [value, short(value)])
+    : ticks(low, high, 4);
 }
 
 function isDark(node) {
@@ -192,7 +203,7 @@ class Chart {
     const log = wishes.log && low > 0 && low < high;
     if (!(low <= high)) [low, high] = [0, 1];
     else if (log) [low, high] = [low / 1.15, high * 1.15];
-    else if (low >= 0 && low < 0.4 * high) [low, high] = [0, high * 1.06];
+    else if (low >= 0 && (low < 0.4 * high || series[0].fromZero)) [low, high] = [0, high * 1.06];
     else {
       const margin = 0.08 * (high - low) || 0.1 * Math.abs(high) || 0.1;
       [low, high] = [low - margin, high + margin];
@@ -221,20 +232,20 @@ class Chart {
     pen.fillStyle = colors.faint;
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (const value of heights) {
+    for (const [value, text] of heights) {
       const y = Math.round(this.y(value)) + 0.5;
       pen.beginPath();
       pen.moveTo(EDGE.left, y);
       pen.lineTo(width - EDGE.right, y);
       pen.stroke();
-      pen.fillText(short(value), EDGE.left - 6, y);
+      pen.fillText(text, EDGE.left - 6, y);
     }
     pen.textAlign = "center";
     pen.textBaseline = "alphabetic";
     const places = ticks(left, right, Math.max(2, (width - 130) / 70));
-    for (const value of places) {
-      const text = axis === "time" ? clock(value) : axis === "step" ? value.toLocaleString("en") : short(value);
-      if (axis !== "step" || Number.isInteger(value)) pen.fillText(text, this.x(value), HEIGHT - 7);
+    for (const [value, text] of places) {
+      if (axis === "step" && !Number.isInteger(value)) continue;
+      pen.fillText(axis === "time" ? clock(value) : text, this.x(value), HEIGHT - 7);
     }
     pen.textAlign = "left";
     pen.fillText(AXES[axis].replace("optimizer ", ""), width - EDGE.right + 8, HEIGHT - 7);
@@ -283,13 +294,22 @@ class Chart {
       }
     }
     pen.restore();
+    this.crosses(pen, one.broken, colors);
+  }
+
+  // At the top, where there was no number: a cross at both ends of each stretch.
+  crosses(pen, broken, colors) {
+    const y = EDGE.top;
     pen.strokeStyle = colors.alarm;
-    pen.lineWidth = 1.6;
-    for (const step of one.broken) { // a cross at the top: here was no number
-      const x = this.x(along(this.panel.marks, this.panel.wishes.axis, step)), y = EDGE.top;
+    pen.lineWidth = 1.8;
+    for (const [first, last] of broken) {
+      const ends = [first, last].map((step) => this.x(along(this.panel.marks, this.panel.wishes.axis, step)));
       pen.beginPath();
-      pen.moveTo(x - 3, y - 3); pen.lineTo(x + 3, y + 3);
-      pen.moveTo(x - 3, y + 3); pen.lineTo(x + 3, y - 3);
+      for (const x of ends) {
+        pen.moveTo(x - 3.5, y - 3.5); pen.lineTo(x + 3.5, y + 3.5);
+        pen.moveTo(x - 3.5, y + 3.5); pen.lineTo(x + 3.5, y - 3.5);
+      }
+      pen.moveTo(ends[0], y); pen.lineTo(ends[1], y);
       pen.stroke();
     }
   }
