@@ -35,7 +35,7 @@ def _machines(config: RunConfig) -> Iterator[_Clash]:
 
 
 def _fsdp(config: RunConfig) -> Iterator[_Clash]:
-    if config.fsdp_version != 2:
+    if config.strategy != "fsdp" or config.fsdp_version != 2:
         return
     if config.fsdp_state_dict_type == "LOCAL_STATE_DICT":
         yield (
@@ -54,12 +54,14 @@ def _fsdp(config: RunConfig) -> Iterator[_Clash]:
 
 
 def _deepspeed(config: RunConfig) -> Iterator[_Clash]:
+    if config.strategy != "deepspeed":
+        return
     if config.deepspeed_config_file:
         own = ("zero_stage", "gradient_clipping", "offload_optimizer_device",
                "offload_param_device", "zero3_save_16bit_model",
                "offload_optimizer_nvme_path", "offload_param_nvme_path")  # fmt: skip
         for name in own:
-            if name in config.given():
+            if name in config.given() and config.origin(name).kind != "environment":
                 yield (
                     "deepspeed_config_file",
                     name,

@@ -38,6 +38,8 @@ def entries(path: Path) -> list[Entry]:
             text = text.replace("\t", " ")  # YAML reads all of JSON but this
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
+        _refuse_other_shapes(path, root)
+        return list(_flat(path, loader, root, ""))
     except json.JSONDecodeError as error:
         raise _broken(path, error.lineno, "JSON", error.msg) from None
     except yaml.MarkedYAMLError as error:
@@ -47,19 +49,21 @@ def entries(path: Path) -> list[Entry]:
         raise _broken(path, line, "YAML", problem) from None
     except (yaml.YAMLError, RecursionError) as error:
         raise _broken(path, 0, "YAML", str(error).partition("\n")[0]) from None
+
+
+def _refuse_other_shapes(path: Path, root: Any) -> None:
     if root is None:
         raise ConfigError(
             f"{path} is empty",
             "a configuration file says at least one thing, as `mixed_precision: bf16`",
             f"write `notebook-accel config --config_file {path}`, or delete the file",
         )
-    if not isinstance(root, yaml.MappingNode):
+    if root.id != "mapping":
         raise ConfigError(
             f"{path}, line {root.start_mark.line + 1}: this is no table of keys and values",
             "each line names a setting and its value",
             "write lines such as `mixed_precision: bf16`",
         )
-    return list(_flat(path, loader, root, ""))
 
 
 def _flat(path: Path, loader: Any, node: Any, inside: str) -> Iterator[Entry]:

@@ -35,6 +35,7 @@ _PREFIXES = {
     "dynamo_config": "dynamo_",
     "fp8_config": "fp8_",
 }
+_AXES, _USE_AXES = "parallelism_config_", "use_parallelism_config"
 # What distributed_type, use_cpu and a block say in Accelerate's files.
 _SAID_OTHERWISE = ("device", "strategy", "use_parallelism_config", "sagemaker_distributed_type")
 
@@ -125,6 +126,9 @@ def _judge(path: Path) -> tuple[ConfigFile, list[ConfigError]]:
                 _add(path, found, name, value, entry)
         except ConfigError as error:
             wrong.append(error)
+    axis = next((e for name, (_, e) in found.items() if name.startswith(_AXES)), None)
+    if axis is not None:  # whoever gives sizes wants them, unless the file says otherwise
+        found.setdefault(_USE_AXES, (True, axis))
     values = {name: value for name, (value, _) in found.items()}
     lines = {name: entry.line for name, (_, entry) in found.items()}
     return ConfigFile(path, values, lines), wrong
@@ -147,8 +151,6 @@ def _meaning(path: Path, entry: Entry) -> Iterator[tuple[str, Any]]:
     yield from accelerates.translate(
         one, key, entry.value, Source("file", key, str(path), entry.line)
     )
-    if block == "parallelism_config":
-        yield "use_parallelism_config", True
 
 
 def _add(
@@ -229,6 +231,8 @@ def _our_tree(config: RunConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
             secret.append(name)
         else:
             _put(tree, one.yaml if _lies_in_a_block(one) else name, value)
+    if any(name.startswith(_AXES) for name in config.given()):
+        tree[_USE_AXES] = config[_USE_AXES]
     return tree, tuple(secret)
 
 
@@ -255,10 +259,13 @@ def _accelerates_tree(config: RunConfig) -> tuple[dict[str, Any], tuple[str, ...
     left_out = []
     for name, value in config.given().items():
         one = SETTINGS[name]
-        if one.yaml and not one.secret:
+        is_idle = name.startswith(_AXES) and not config[_USE_AXES]  # a block would put it to use
+        if one.yaml and not one.secret and not is_idle:
             _put(tree, one.yaml, value.upper() if name == "dynamo_backend" else value)
         elif name not in _SAID_OTHERWISE:
             left_out.append(name)
+    if config[_USE_AXES] and "parallelism_config" not in tree:
+        left_out.append(_USE_AXES)
     return tree, tuple(left_out)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +39,9 @@ def read(one: Setting, raw: Any, source: Source) -> Any:
     if not isinstance(raw, str):
         return check(one, raw, source)
     text = raw.strip()
-    if text.lower() in ("auto", "none", "null") and not one.choices and one.kind != "str":
-        return None  # as in DeepSpeed's words: found without asking
+    silent = ("none", "null") if one.kind == "str" or one.choices else ("none", "null", "auto")
+    if text.lower() in silent and text.lower() not in one.choices:
+        return None  # None as other programs write it; auto as DeepSpeed does
     spelled = {word.lower(): value for word, value in one.spellings.items()}
     if text.lower() in spelled:
         return spelled[text.lower()]
@@ -123,6 +125,12 @@ def _check_range(one: Setting, value: float, source: Source) -> None:
             f"{source.quote(one.name, value)} is out of range",
             f"{one.name} must be {bound}: {one.help}",
             f"write {source.write(one.name, possible)}, or leave it out",
+        )
+    if not math.isfinite(value):
+        raise ConfigError(
+            f"{source.quote(one.name, value)} is out of range",
+            f"{one.name} must be a finite number: {one.help}",
+            f"leave {one.name} out, or write a number",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ _IN_USE = {
     "megatron": ("strategy", "megatron_lm"),
     "parallelism": ("use_parallelism_config", True),
 }
+_FAMILIES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 _DEEPSPEEDS = "deepspeed_config."
 
 
@@ -53,8 +55,7 @@ def to_variables(config: RunConfig) -> dict[str, str]:
     """Write what was chosen, and the defaults of the sections that are in use."""
     written: dict[str, str] = {}
     for one in SETTINGS.values():
-        name, needed = _IN_USE.get(one.section, ("", None))
-        in_use = bool(name) and config[name] == needed
+        in_use = _is_in_use(one.section, config)
         value = config[one.name]
         if value is None or one.secret or not (in_use or one.name in config.given()):
             continue
@@ -69,6 +70,23 @@ def to_variables(config: RunConfig) -> dict[str, str]:
         fields = [name for name in config.given() if SETTINGS[name].yaml.startswith(_DEEPSPEEDS)]
         written[SETTINGS["deepspeed_fields"].env[0]] = ",".join(fields)
     return written
+
+
+def strangers(env: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Find variables that are probably misspelt: each with the one that was meant."""
+    found = []
+    for variable in env:
+        if variable.startswith(_FAMILIES) and variable not in by_variable():
+            near = difflib.get_close_matches(variable, by_variable(), n=1, cutoff=0.92)
+            found += [(variable, name) for name in near if name not in env]
+    return found
+
+
+def _is_in_use(section: str, config: RunConfig) -> bool:
+    if section == "deepspeed" and config["deepspeed_config_file"]:
+        return False  # DeepSpeed's own file says all of it
+    name, needed = _IN_USE.get(section, ("", None))
+    return bool(name) and config[name] == needed
 
 
 def _read(one: Setting, variable: str, text: str, source: Source) -> Any:

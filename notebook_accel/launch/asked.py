@@ -6,19 +6,22 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Protocol
 
 from notebook_accel.config.absent import idle, refuse_unbuilt
 from notebook_accel.config.places import accelerates_path, find_default
 from notebook_accel.config.resolve import RunConfig, resolve
-from notebook_accel.config.schema import LaunchSettings, check, given
+from notebook_accel.config.schema import LaunchSettings, check
 from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.show import show
 from notebook_accel.config.store import ConfigFile, read
-from notebook_accel.errors import ConfigError
+from notebook_accel.config.variables import strangers
+from notebook_accel.config.wishes import Strategy
+from notebook_accel.errors import ConfigError, NotHere
 
 # What an Accelerator in a worker is told in so many words, so that no variable beats it.
-_FOR_ACCELERATORS = ("mixed_precision", "gradient_accumulation_steps")
+_FOR_ACCELERATORS = ("mixed_precision", "gradient_accumulation_steps", "strategy")
 
 
 class HasConfig(Protocol):
@@ -55,17 +58,17 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
     Errors: ConfigError; NotHere for what this version has no engine for.
     """
     env = dict(env or {})
-    file, whole = _file_and_config(config, {**os.environ, **env})
-    local = arguments["num_processes"]
-    if local is not None and given(local):
-        check("num_processes", local)
-    rest = {name: value for name, value in arguments.items() if name != "num_processes"}
-    found = resolve(rest, {**os.environ, **env}, file, whole)
-    if local is not None and given(local):
-        found = found.but(num_processes=local * found.num_nodes)
-    with naming_the_source(found):
-        settings = _settings_of(found)
-        refuse_unbuilt(found)
+    wish = arguments.get("strategy")
+    if isinstance(wish, Strategy):  # a word is a setting like others; a wish is more than that
+        arguments = {**arguments, "strategy": None}
+    around = {**os.environ, **env}
+    default = find_default(around) if config is None else None
+    with _offering_a_way_around(default):
+        file, whole = _file_and_config(config if default is None else default)
+        found = _resolved(arguments, around, file, whole)
+        with naming_the_source(found):
+            settings = _settings_of(found)
+            refuse_unbuilt(found)
     written = {
         variable: text
         for variable, text in found.environment().items()
@@ -74,7 +77,9 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
     words = {
         name: found[name] for name in _FOR_ACCELERATORS if found.origin(name).kind == "argument"
     }
-    return Asked(found, settings, words, {**written, **env}, tuple(_notes(found, file)))
+    if isinstance(wish, Strategy):
+        words["wish"] = wish
+    return Asked(found, settings, words, {**written, **env}, tuple(_notes(found, file, around)))
 
 
 @contextmanager
@@ -90,15 +95,22 @@ def naming_the_source(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _file_and_config(
-    config: Any, env: Mapping[str, str]
-) -> tuple[ConfigFile | None, RunConfig | None]:
+@contextmanager
+def _offering_a_way_around(default: Path | None) -> Iterator[None]:
+    """Tell of a file that nobody named how to launch without it."""
+    try:
+        yield
+    except (ConfigError, NotHere) as error:
+        if default is None or str(default) not in error.what:
+            raise
+        fix = f"{error.fix}; or pass config=RunConfig() to launch without this file"
+        raise type(error)(error.what, error.why, fix) from None
+
+
+def _file_and_config(config: Any) -> tuple[ConfigFile | None, RunConfig | None]:
     config = getattr(config, "run_config", config)  # a picker
-    if isinstance(config, RunConfig):
+    if config is None or isinstance(config, RunConfig):
         return None, config
-    if config is None:
-        path = find_default(env)
-        return (read(path) if path else None), None
     if isinstance(config, (str, os.PathLike)):
         return read(config), None
     raise ConfigError(
@@ -108,16 +120,34 @@ def _file_and_config(
     )
 
 
+def _resolved(
+    arguments: Mapping[str, Any],
+    env: Mapping[str, str],
+    file: ConfigFile | None,
+    whole: RunConfig | None,
+) -> RunConfig:
+    """Put everything together; the call counts the ranks of this machine."""
+    local = arguments["num_processes"]
+    rest = {name: value for name, value in arguments.items() if name != "num_processes"}
+    found = resolve(rest, env, file, whole)
+    if local is None:
+        return found
+    check("num_processes", local)
+    return found.but(num_processes=local * found.num_nodes)
+
+
 def _settings_of(config: RunConfig) -> LaunchSettings:
     values = {field.name: config[field.name] for field in fields(LaunchSettings)}
     return LaunchSettings(**{**values, "num_processes": config.num_local_processes})
 
 
-def _notes(config: RunConfig, file: ConfigFile | None) -> Iterator[str]:
+def _notes(config: RunConfig, file: ConfigFile | None, env: Mapping[str, str]) -> Iterator[str]:
     """Say which values are not to be seen in the cell, and where they stand."""
     says: dict[str, list[str]] = {}
     for name, value in config.given().items():
         origin = config.origin(name)
+        if name == "num_cpu_threads_per_process":
+            continue  # the line of the launch says it
         if origin.kind in ("environment", "file") and value != SETTINGS[name].default:
             place = _place(origin.path) if origin.path else "the environment"
             says.setdefault(place, []).append(f"{name}={show(name, value)}")
@@ -125,6 +155,8 @@ def _notes(config: RunConfig, file: ConfigFile | None) -> Iterator[str]:
         says.setdefault(_place(str(file.path)), [])
     for place, values in says.items():
         yield f"from {place}: {', '.join(values) or 'nothing that counts here'}"
+    for variable, near in strangers(env):
+        yield f"the variable {variable} is not known; did you mean {near}?"
     for name in idle(config):
         yield f"{name} changes nothing in this version"
 

@@ -25,6 +25,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "parallelism_config_sp_seq_length": 8192,
         "parallelism_config_sp_seq_length_is_variable": False,
     },
+    "axes_for_later.yaml": {"num_processes": 2, "parallelism_config_tp_size": 2},
     "compiled.yaml": {
         "num_processes": 1,
         "dynamo_backend": "inductor",
@@ -181,6 +182,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "node_rank": 1,
         "master_addr": "node0",
         "use_port": 29500,
+        "use_parallelism_config": True,
         "parallelism_config_pp_size": 2,
     },
     "sagemaker.yaml": {
@@ -274,6 +276,8 @@ BAD: dict[str, tuple[int, str, str]] = {
         "SHARDED_STATE_DICT",
     ),
     "half_a_process.yaml": (1, "num_processes: 1.5 is not a whole number", "num_processes: 2"),
+    "infinite.yaml": (2, "timeout_s: inf is out of range", "or write a number"),
+    "merge_of_a_word.yaml": (3, "expected a mapping or list of mappings", "correct it there"),
     "latin.yaml": (0, "is no text: byte 6 is not UTF-8", "save this one as UTF-8"),
     "list_for_a_number.yaml": (1, "num_processes: [2,4] is not a whole number", "num_processes: 2"),
     "maybe.yaml": (1, "use_cpu: maybe is not yes or no", "use_cpu: true"),

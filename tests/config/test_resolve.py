@@ -16,6 +16,7 @@ from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.show import lines
 from notebook_accel.config.store import ConfigFile, read
 from notebook_accel.config.training import accumulation_steps, mixed_precision, settings_of
+from notebook_accel.config.variables import strangers
 from notebook_accel.errors import ConfigError, NotHere
 
 
@@ -123,7 +124,7 @@ def test_numbers_of_threads_for_each_level_are_read_by_their_first() -> None:
         ),
         ({"node_rank": 1}, "node_rank=1, but num_nodes=1", "from 0 to 0"),
         (
-            {"fsdp_version": 2, "fsdp_forward_prefetch": True},
+            {"strategy": "fsdp", "fsdp_version": 2, "fsdp_forward_prefetch": True},
             "fsdp_version=2, but fsdp_forward_prefetch=True",
             "leave fsdp_forward_prefetch out",
         ),
@@ -200,11 +201,7 @@ def test_every_setting_that_has_a_variable_travels_by_it() -> None:
     for name, one in SETTINGS.items():
         if one.env:
             value = one.choices[-1] if one.choices else examples[one.kind]
-            # what it needs not to be contradicted
-            needed = {"num_nodes": 9, "zero_stage": 3} if name != "zero_stage" else {}
-            if name == "deepspeed_config_file":
-                needed = {}
-            written = RunConfig(**{**needed, name: value}).environment()
+            written = RunConfig(**{name: value}).environment()
             assert resolve({}, written)[name] == value, name
 
 
@@ -212,6 +209,24 @@ def test_deepspeed_is_told_which_fields_were_given() -> None:
     config = RunConfig(strategy="deepspeed", zero_stage=3, gradient_accumulation_steps=2)
     fields = config.environment()["ACCELERATE_CONFIG_DS_FIELDS"].split(",")
     assert set(fields) == {"zero_stage", "gradient_accumulation_steps"}
+
+
+def test_deepspeeds_own_file_says_all_of_it_to_workers_too() -> None:
+    written = RunConfig(strategy="deepspeed", deepspeed_config_file="zero3.json").environment()
+    assert "ACCELERATE_DEEPSPEED_ZERO_STAGE" not in written
+    # another launcher may write defaults beside it
+    assert resolve({}, {**written, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}).zero_stage == 2
+
+
+def test_none_as_another_program_writes_it_says_nothing() -> None:
+    env = {"FSDP_BACKWARD_PREFETCH": "None", "ACCELERATE_GRADIENT_CLIPPING": "auto"}
+    assert resolve({}, {**env, "FSDP_VERSION": "none"}).given() == {}
+
+
+def test_a_misspelt_variable_is_found_unless_the_right_one_is_there() -> None:
+    env = {"ACCELERATE_MIXED_PRECISON": "bf16", "FSDP_X": "1", "MY_ACCELERATE_USE_CPU": "1"}
+    assert strangers(env) == [("ACCELERATE_MIXED_PRECISON", "ACCELERATE_MIXED_PRECISION")]
+    assert strangers({**env, "ACCELERATE_MIXED_PRECISION": "no"}) == []
 
 
 def test_secrets_are_written_nowhere() -> None:

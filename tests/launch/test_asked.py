@@ -132,6 +132,42 @@ def test_a_file_that_cannot_be_is_refused_before_anything_starts(
     assert "Launching" not in capfd.readouterr().out
 
 
+def test_a_default_file_that_stands_in_the_way_can_be_gone_around(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTEBOOK_ACCEL_CONFIG", str(file))
+    for text in ("mixed_precision: [\n", "distributed_type: MEGATRON_LM\n", "device: cdua\n"):
+        file.write_text(text)
+        with pytest.raises((ConfigError, NotHere)) as error:
+            notebook_launcher(told)
+        assert "or pass config=RunConfig() to launch without this file" in error.value.fix
+        with pytest.raises((ConfigError, NotHere)) as named:
+            notebook_launcher(told, config=file)
+        assert "RunConfig()" not in named.value.fix
+    assert notebook_launcher(told, num_processes=1, config=RunConfig())[0] == (1, "no", 1)
+
+
+def test_a_misspelt_variable_is_noted(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISON", "bf16")
+    notebook_launcher(told, start_method="inline", num_processes=1)
+    said = capfd.readouterr().out
+    assert (
+        "ACCELERATE_MIXED_PRECISON is not known; did you mean ACCELERATE_MIXED_PRECISION?" in said
+    )
+
+
+def test_threads_of_each_rank_can_be_told(file: Path) -> None:
+    def threads() -> tuple[str, int]:
+        import torch
+
+        return os.environ["OMP_NUM_THREADS"], torch.get_num_threads()
+
+    config = RunConfig(num_processes=1, device="cpu", num_cpu_threads_per_process=3)
+    assert notebook_launcher(threads, config=config)[0] == ("3", 3)
+
+
 def test_what_is_not_built_yet_is_refused_by_the_line_that_asks_for_it(file: Path) -> None:
     file.write_text("distributed_type: MEGATRON_LM\n")
     with pytest.raises(NotHere) as error:
