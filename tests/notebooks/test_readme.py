@@ -17,12 +17,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_its_cells_run_and_end_in_a_picture():
     section = README.split("## Four cells to a live plot")[1].split("\n## ")[0]
     sources = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert len(sources) == 5
+    assert len(sources) == 6
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
     NotebookClient(notebook, timeout=90, kernel_name="python3").execute()
-    launch, after = notebook.cells[3:]
+    launch, after, compared = notebook.cells[3:]
     assert any("image/png" in output.get("data", {}) for output in launch.outputs)
     assert any("image/png" in output.get("data", {}) for output in after.outputs)
+    assert any("image/png" in output.get("data", {}) for output in compared.outputs)
 
 
 def test_its_links_lead_somewhere():
