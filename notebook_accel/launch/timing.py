@@ -18,8 +18,8 @@ TIMEOUT_S = 90.0
 _FLAG = "timings:"
 _CHILD = """
 import json, sys, time, torch
-device, num_threads, names = json.loads(sys.argv[1])
-torch.set_num_threads(num_threads)
+device, names = json.loads(sys.argv[1])
+torch.set_num_threads(1)  # several wait for each other as soon as the machine is busy
 dtypes = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 wait = {"cuda": torch.cuda, "mps": torch.mps}.get(device.split(":")[0])
 
@@ -71,7 +71,6 @@ class Timings:
     """What was measured: products of two ``size`` x ``size`` matrices on ``device``."""
 
     device: str
-    num_threads: int
     size: int
     rows: tuple[Timing, ...]
 
@@ -80,12 +79,12 @@ class Timings:
         return next((row for row in self.rows if row.precision == precision), None)
 
 
-def time_precisions(device: str, precisions: Sequence[str], num_threads: int) -> Timings:
-    """Measure ``precisions`` on ``device`` ("cpu", "cuda:1", "mps") with so many CPU threads.
+def time_precisions(device: str, precisions: Sequence[str]) -> Timings:
+    """Measure ``precisions`` on ``device`` ("cpu", "cuda:1", "mps"); one thread of a CPU.
 
     Errors: LaunchError with what the child said, when it could not.
     """
-    command = [sys.executable, "-c", _CHILD, json.dumps([device, num_threads, list(precisions)])]
+    command = [sys.executable, "-c", _CHILD, json.dumps([device, list(precisions)])]
     try:
         child = subprocess.run(
             command,
@@ -109,10 +108,10 @@ def time_precisions(device: str, precisions: Sequence[str], num_threads: int) ->
             "a child process opens the device and multiplies matrices there",
             "check that the device is free, with notebook-accel env",
         )
-    return _read(device, num_threads, rows[-1].removeprefix(_FLAG))
+    return _read(device, rows[-1].removeprefix(_FLAG))
 
 
-def _read(device: str, num_threads: int, text: str) -> Timings:
+def _read(device: str, text: str) -> Timings:
     size, found = json.loads(text)
     took = {name: seconds for name, seconds, failure in found if not failure}
     base = took.get("no", 0.0)
@@ -120,4 +119,4 @@ def _read(device: str, num_threads: int, text: str) -> Timings:
         Timing(name, seconds, base / seconds if seconds and base else 0.0, failure)
         for name, seconds, failure in found
     )
-    return Timings(device, num_threads, size, rows)
+    return Timings(device, size, rows)

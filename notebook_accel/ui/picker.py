@@ -14,7 +14,6 @@ from notebook_accel.config.resolve import RunConfig
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.machine import Machine, read_machine
 from notebook_accel.launch.timing import Timings, time_precisions
-from notebook_accel.ui import choices
 from notebook_accel.ui.model_size import ModelSize
 from notebook_accel.ui.picker_state import State, check_names
 from notebook_accel.ui.picker_text import text
@@ -120,8 +119,7 @@ class Picker:
         """
         state = self._state
         names = [one.precision for one in state.standings if one.can_be_picked]
-        num_threads = choices.planned(state.choice, state.machine).num_threads
-        timings = time_precisions(state.timed_device, names, num_threads)
+        timings = time_precisions(state.timed_device, names)
         self._become(replace(self._state, timings=timings))
         return timings
 

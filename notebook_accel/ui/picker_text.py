@@ -74,8 +74,7 @@ def measured_on(timings: Timings | None) -> str:
     """What was multiplied, and where; empty if nothing was measured."""
     if timings is None:
         return ""
-    threads = f", {timings.num_threads} thread{'s' if timings.num_threads > 1 else ''}"
-    where = f"{timings.device}{threads if timings.device == 'cpu' else ''}"
+    where = "one CPU thread" if timings.device == "cpu" else timings.device
     return f"measured with {timings.size} x {timings.size} matrices on {where}"
 
 

@@ -227,7 +227,7 @@ def test_a_timing_shows_how_fast_each_precision_is_here() -> None:
     assert [row.precision for row in timings.rows] == ["no", "bf16", "fp16"]
     assert timings.rows[0].speed == 1
     assert all(row.seconds > 0 for row in timings.rows)
-    assert f"{timings.size} x {timings.size} matrices on cpu" in repr(picker)
+    assert f"{timings.size} x {timings.size} matrices on one CPU thread" in repr(picker)
     assert "speed (float32 is 1)" in repr(picker)
 
 
