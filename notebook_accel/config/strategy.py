@@ -25,9 +25,15 @@ class Chosen:
 
 
 def chosen_strategy(
-    strategy: Strategy | str | None, fsdp_plugin: Any, handlers: Handlers, asked: RunConfig
+    strategy: Strategy | str | None,
+    fsdp_plugin: Any,
+    handlers: Handlers,
+    asked: RunConfig,
+    launched: Strategy | None = None,
 ) -> Chosen:
     """Find the strategy; the settings of one that is named by a word are what ``asked`` has.
+
+    ``launched`` is the wish of the launch, for who says nothing.
 
     Errors: ConfigError for two that exclude each other, and for what is none.
     """
@@ -46,6 +52,8 @@ def chosen_strategy(
                 "leave one of them out",
             )
         return Chosen(plugin.wish(), plugin)
+    if strategy is None and handlers.strategy(None) is None:
+        strategy = launched
     if isinstance(strategy, Strategy):
         return Chosen(handlers.strategy(strategy))
     word = strategy or asked.strategy

@@ -22,13 +22,14 @@ def settings_of(
 ) -> RunConfig:
     """Find all settings of an Accelerator that was given ``arguments``.
 
-    Arguments may be text: "2" and 2.0 are two. The variables are read now, not when the process
-    started.
+    A wish among what the launch said is no setting. Arguments may be text: "2" and 2.0 are two.
+    The variables are read now, not when the process started.
 
     Errors: ConfigError; NotHere for what this version has no engine for.
     """
     given = {name: _plain(name, value) for name, value in arguments.items() if value is not None}
-    config = resolve({**launch, **given}, env)
+    told = {name: value for name, value in launch.items() if name in SETTINGS}
+    config = resolve({**told, **given}, env)
     refuse_unbuilt(config)
     return config
 

@@ -14,6 +14,7 @@ from typing import Any
 from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION, unsaid
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
+from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.sinks import Sink
@@ -75,6 +76,7 @@ def notebook_launcher(
     config: str | os.PathLike[str] | RunConfig | HasConfig | None = None,
     join: bool = False,
     trusted_network: bool = False,
+    strategy: Strategy | str | None = None,
 ) -> Any:
     """Run ``function(*args, **kwargs)`` on several processes and return what each one returned.
 
@@ -108,6 +110,9 @@ def notebook_launcher(
     trusted_network: allow a ``master_addr`` that is not loopback to be joined at: the ranks' own
         connections are not protected.
 
+    strategy: how models lie across ranks, for every ``Accelerator()`` in the function that says
+        nothing else: ``DDP(...)``, ``FSDP(...)``, ``TensorParallel(...)``, or a word ("fsdp").
+
     Returns: a ``RunResult``: ``run[rank]``, ``run.history["loss"]``, ``run.logs``.
     Ranks: called in the notebook's own process; a call inside a worker is refused.
     Errors: ConfigError and LaunchError before anything starts; the function's own exception,
@@ -120,7 +125,7 @@ def notebook_launcher(
         "on_interrupt": on_interrupt, "num_nodes": num_nodes, "node_rank": node_rank,
         "master_addr": master_addr, "rdzv_backend": rdzv_backend, "rdzv_endpoint": rdzv_endpoint,
         "rdzv_id": rdzv_id, "monitor_interval": monitor_interval,
-        "log_line_prefix_template": log_line_prefix_template,
+        "log_line_prefix_template": log_line_prefix_template, "strategy": strategy,
     }  # fmt: skip
     wanted = asked(config, arguments, env)
     settings, told = wanted.settings, wanted.config

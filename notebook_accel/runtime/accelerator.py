@@ -134,7 +134,7 @@ class Accelerator(
         )
         if precision == "bf16" and self._world.device.type == "cpu" and self._world.rank == 0:
             say_how_bf16_runs()
-        chosen = chosen_strategy(strategy, fsdp_plugin, self._handlers, asked)
+        chosen = chosen_strategy(strategy, fsdp_plugin, self._handlers, asked, launch.get("wish"))
         self._engine = build(chosen.wish, self._world, numbers)
         self._readers = self._engine.layout.readers
         self._clock = Clock(num_steps, self._passes, plugin)

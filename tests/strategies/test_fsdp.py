@@ -336,6 +336,14 @@ def tells_its_strategy() -> str:
     return str(Accelerator(cpu=True)._engine.wish)
 
 
+def test_a_launch_chooses_it_for_who_says_nothing_else() -> None:
+    assert on_two(tells_its_strategy, strategy="fsdp")[0].startswith("FSDP(")
+    told = on_two(tells_its_strategy, strategy=FSDP(reshard_after_forward=False))[0]
+    assert told == str(FSDP(reshard_after_forward=False))
+    with pytest.raises(ConfigError, match="strategy='fdsp' is not known"):
+        on_two(tells_its_strategy, strategy="fdsp")
+
+
 def test_the_environment_and_a_configuration_choose_it() -> None:
     env = {
         "ACCELERATE_USE_FSDP": "true",
