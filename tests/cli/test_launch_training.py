@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from notebook_accel import notebook_launcher
-from tests.support.launches import clean_env, launch
+from tests.support.launches import begin, clean_env, launch, wait_for
 
 QUICKSTART = """
 import json, os, sys
@@ -138,6 +140,24 @@ def test_tee_tags_every_line_with_its_rank_and_keeps_files(tmp_path: Path) -> No
     done = launch(*words, cwd=tmp_path)
     assert sorted(done.stdout.splitlines()) == ["[default0]:hello", "[default1]:hello"]
     assert len(list((tmp_path / "logs").rglob("stdout.log"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_their_agent(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os, time\nopen('pid' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        "time.sleep(60)"
+    )
+    words = ["--cpu", "--num_processes", "2", "--max_restarts", "1", "script.py"]
+    running = begin(*words, cwd=tmp_path)
+    files = [tmp_path / "pid0", tmp_path / "pid1"]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files), 60)
+    ranks = [psutil.Process(int(file.read_text())) for file in files]
+    running.send_signal(number)
+    running.communicate(timeout=60)
+    assert running.returncode == -number
+    wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in ranks))
 
 
 RESUME = """

@@ -10,6 +10,7 @@ import pytest
 from notebook_accel.config.resolve import resolve
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.devices import Device
+from notebook_accel.launch.scripts import elastic
 from notebook_accel.launch.scripts import way as ways
 from notebook_accel.launch.scripts.ending import Fate, lost_its_peers, plain, ranks, tell
 from notebook_accel.launch.scripts.program import Program
@@ -195,6 +196,11 @@ def test_the_first_failure_of_its_own_is_blamed() -> None:
     own = b"Traceback...\nValueError: no\n"
     told, code = tell([Fate(1, 1, lost), Fate(2, 3, own), Fate(0, -15, b"", by_us=True)], 3)
     assert (told.words, told.summary, code) == (own, "rank 2 of 3 failed, exit code 3", 3)
+
+
+def test_what_torchs_agent_ended_itself_is_not_blamed() -> None:
+    assert elastic.first({0: -15, 1: 7, 2: 1}) == (1, 7)
+    assert elastic.first({3: -9}) == (3, -9)
 
 
 def test_failures_of_several_kinds_are_each_told() -> None:

@@ -13,10 +13,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PROG = "notebook-accel launch"
+_BY_AGENT = (signal.SIGTERM, signal.SIGKILL)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,13 +33,14 @@ def main(argv: Sequence[str]) -> int:
     tie = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tie.py")), str(os.getpid())]
     words = [*argv[:cut], "--no-python", *tie, *argv[cut + 1 :]]
     options = torchrun.parse_args(words)  # type: ignore[no-untyped-call]
-    if "LOGLEVEL" not in os.environ:  # what it logs of a failing rank is said below
+    if "LOGLEVEL" not in os.environ:  # what torch logs of an end is said below, and by the ranks
+        logging.getLogger("torch.distributed.elastic").setLevel("ERROR")
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel("CRITICAL")
     try:
         torchrun.run(options)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        rank, first = error.get_first_failure()
-        code = int(first.exitcode)
+        failures = sorted(error.failures.items(), key=lambda one: one[1].timestamp)
+        rank, code = first({rank: int(one.exitcode) for rank, one in failures})
         how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         most = options.max_restarts
         tries = f" after {most} restart{'s' if most > 1 else ''}" if most else ""
@@ -57,3 +59,12 @@ def main(argv: Sequence[str]) -> int:
         )
         return 1
     return 0
+
+
+def first(codes: Mapping[int, int]) -> tuple[int, int]:
+    """Give rank and exit code of the failure to blame; ``codes`` are in the order of time.
+
+    Torch's clock counts whole seconds, and what the agent ended afterwards is among them.
+    """
+    own = {rank: code for rank, code in codes.items() if -code not in _BY_AGENT} or codes
+    return next(iter(own.items()))
