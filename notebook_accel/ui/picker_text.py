@@ -19,11 +19,10 @@ def text(state: State) -> str:
     rows = [(name, literal(value), _about(state, name)) for name, value in state.values.items()]
     blocks = [
         _table(rows),
+        _here(state),
         "\n".join(meaning(state)),
         _table(by_precision(state)) + (f"\n{ACTIVATIONS}" if told.memory else ""),
-        "\n".join(
-            filter(None, [_table(timing_rows(timings)), measured_on(timings)]),
-        ),
+        "\n".join(filter(None, [_table(timing_rows(timings)), measured_on(timings)])),
         "\n".join(map(str, told.findings)),
         _table([(f"choose({name}=...)", _possible(state, name)) for name in state.asked]),
         state.code,
@@ -105,15 +104,16 @@ def _about(state: State, name: str) -> str:
         return standing_words(next(one for one in state.standings if one.precision == picked))
     if name == "strategy":
         return STRATEGIES.get(state.choice.strategy, "")
-    if name != "device":
+    return ""
+
+
+def _here(state: State) -> str:
+    """List what this machine has; a picker that does not ask for the device leaves it out."""
+    if "device" not in state.asked:
         return ""
-    device = state.choice.device
-    if not isinstance(device, str):
-        wanted = (device,) if isinstance(device, int) else device
-        return "; ".join(one.label for one in state.gpus if one.value in wanted)
-    if device == "cuda" and state.gpus:
-        return "; ".join(one.label for one in state.gpus)
-    return next((one.label for one in state.places if one.value == device), "")
+    single = [one for one in state.places if not (state.gpus and one.value == "cuda")]
+    labels = [one.label for one in (*state.gpus, *single)]
+    return _table([["here" if label is labels[0] else "", label] for label in labels])
 
 
 def _possible(state: State, name: str) -> str:

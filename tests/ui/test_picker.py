@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import ipywidgets
 import pytest
@@ -208,7 +209,8 @@ def test_it_prints_itself_as_text() -> None:
 def test_text_names_each_gpu_and_lists_of_them() -> None:
     text = repr(DevicePicker(machine=hardware.A100S).choose(device=[0, 2]))
     assert "[0, 2]" in text.splitlines()[1]
-    assert "GPU 0: NVIDIA A100-SXM4-80GB, 84.0 of 85.0 GB free; GPU 2: " in text
+    assert "  here  GPU 0: NVIDIA A100-SXM4-80GB, 84.0 of 85.0 GB free" in text.splitlines()
+    assert "        GPU 3: NVIDIA A100-SXM4-80GB, 84.0 of 85.0 GB free" in text.splitlines()
     assert 'choose(device=...)  "cuda", "cpu", 0, 1, 2, 3, [0, 3]' in text
 
 
@@ -240,3 +242,9 @@ def test_widgets_of_both_generations_are_enough() -> None:
     """Nothing that exists only in ipywidgets 8 is used; the Colab test runs this with 7.7."""
     box = LaunchPicker(machine=hardware.KAGGLE).widget
     assert isinstance(box, ipywidgets.VBox)
+
+
+def test_the_readme_shows_what_two_t4s_are_shown() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    picker = LaunchPicker(batch_size=32, model=125_000_000, machine=hardware.KAGGLE)
+    assert f"```text\n{picker!r}\n```" in readme
