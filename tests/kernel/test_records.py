@@ -196,6 +196,21 @@ def test_a_failed_run_is_on_record_with_its_error(
     assert "✗ failed: ValueError" in other.run("print(runs.list())").out
 
 
+def test_a_loop_in_a_cell_is_on_record_too(
+    notebooks: tuple[Kernel, Kernel], tmp_path: Path
+) -> None:
+    kernel, other = notebooks
+    go(tmp_path)
+    kernel.run("os.environ['RANK'] = '0'")  # for the names of files, as in a worker
+    number = kernel.execution_count + 1
+    reply = kernel.run(f"train({str(tmp_path)!r})")
+    assert not reply.error, reply.traceback
+    kernel.run("del os.environ['RANK']")
+    reply = other.run("last = runs.last(); print(last.about.title, last.ended, last.step)")
+    assert reply.out == f"In[{number}] on cpu finished 60\n", reply.traceback
+    assert "60" in other.run("print(len(last.history['loss']))").out
+
+
 def test_nothing_is_written_when_records_are_off(
     notebooks: tuple[Kernel, Kernel], root: Path
 ) -> None:
