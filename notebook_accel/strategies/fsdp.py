@@ -94,15 +94,15 @@ class FSDPEngine(Engine):
         ignored = _ignored(model, wish.ignored_modules)
         if self.world.device.type == "cpu":
             let_batch_norms_meet(model)
-        given = lean.lift(model, self.world) if wish.cpu_ram_efficient_loading else None
-        if given is None and sharding.start_alike(model, self.world) and self.world.rank == 0:
-            print(
-                "note: the ranks built models of different weights; all start from rank 0's "
-                "(set_seed(...) before the model makes them alike)"
-            )
-        if wish.activation_checkpointing:
-            blocks = sharding.recompute(model, blocks)
         with sharding.tracked(model) as moved:
+            given = lean.lift(model, self.world) if wish.cpu_ram_efficient_loading else None
+            if given is None and sharding.start_alike(model, self.world) and self.world.rank == 0:
+                print(
+                    "note: the ranks built models of different weights; all start from rank 0's "
+                    "(set_seed(...) before the model makes them alike)"
+                )
+            if wish.activation_checkpointing:
+                blocks = sharding.recompute(model, blocks)
             self._divide_layers(model)
             sharding.shard(
                 model,
@@ -113,8 +113,8 @@ class FSDPEngine(Engine):
                 offload=self._offload(),
                 ignored=ignored,
             )
-        if given is not None:
-            lean.pour(model, given, self.world, on_cpu=wish.cpu_offload)
+            if given is not None:
+                lean.pour(model, given, self.world, on_cpu=wish.cpu_offload)
         self._moved.update(moved)
         self._parts[id(model)] = len(blocks) + 1
 

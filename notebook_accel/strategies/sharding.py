@@ -29,6 +29,7 @@ from notebook_accel.strategies.ddp import share_state
 Moved = dict[int, tuple[Tensor, Tensor]]
 
 META = b"meta"
+_RECOMPUTED = "_checkpoint_wrapped_module."  # what ``recompute`` puts into names
 
 
 def start_alike(model: nn.Module, world: World) -> bool:
@@ -98,15 +99,16 @@ def shard(
 
 @contextmanager
 def tracked(model: nn.Module) -> Iterator[Moved]:
-    """Note where each parameter of ``model`` goes inside the block, which cuts them up."""
+    """Note where each parameter of ``model`` goes inside the block, by whatever ways."""
     before = dict(model.named_parameters(remove_duplicate=False))
     moved: Moved = {}
     yield moved
     for name, new in model.named_parameters(remove_duplicate=False):
-        if before[name] is not new:
-            moved[id(before[name])] = (before[name], new)
-    for old, _ in moved.values():
-        old.data = old.data.new_empty(0)  # whoever still holds it shall not hold its memory
+        was = before[name.replace(_RECOMPUTED, "")]
+        if was is not new:
+            moved[id(was)] = (was, new)
+    for emptied, _ in moved.values():
+        emptied.data = emptied.data.new_empty(0)  # whoever still holds it shall not hold its memory
 
 
 def recompute(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:

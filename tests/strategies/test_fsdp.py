@@ -192,6 +192,31 @@ def test_rank_0_alone_needs_weights_also_of_buffers_that_no_state_has() -> None:
     assert first[0] == second[0] == 2.0
 
 
+def trains_lean(recompute: bool) -> list[float]:
+    torch.manual_seed(0)
+    wish = FSDP(cpu_ram_efficient_loading=True, activation_checkpointing=recompute)
+    accelerator = Accelerator(cpu=True, strategy=wish)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    losses = []
+    for _ in range(3):
+        loss = model(torch.ones(2, 4)).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_an_optimizer_made_before_follows_through_lean_loading(recompute: bool) -> None:
+    """The weights pass through the meta device: the optimizer must not stay with what it had."""
+    first, second = on_two(trains_lean, recompute)
+    assert first == second
+    assert first[2] < first[1] < first[0]
+
+
 def all_on_meta() -> None:
     accelerator = Accelerator(cpu=True, strategy=FSDP(cpu_ram_efficient_loading=True))
     with torch.device("meta"):
