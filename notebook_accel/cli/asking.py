@@ -1,6 +1,7 @@
 """How a person is asked: menus where the terminal can draw them, numbered lines everywhere else.
 
-Colab's ``!``, a pipe, an editor's dumb terminal and a missing questionary all get the lines.
+Colab's ``!``, a pipe, an editor's dumb terminal and a missing questionary all get the lines. The
+``!`` of other notebooks looks like a terminal, but nobody can type there: it would wait for ever.
 """
 
 from __future__ import annotations
@@ -15,13 +16,25 @@ from notebook_accel.config.installed import is_installed
 from notebook_accel.errors import ConfigError
 
 _DUMB = ("", "dumb", "unknown")
+_BY_OPTIONS = (
+    "or say all by options: notebook-accel config --num_processes 2 --mixed_precision bf16"
+)
 
 
 def asker() -> Callable[[Question], Any]:
     """Choose how to ask.
 
-    Errors: what it gives raises ConfigError when there is nobody to answer.
+    Errors: ConfigError in a cell, where nobody can answer; what it gives raises it when the input
+    ends.
     """
+    if "COLAB_RELEASE_TAG" in os.environ:
+        return by_numbers
+    if "JPY_PARENT_PID" in os.environ and sys.stdin.isatty():
+        raise ConfigError(
+            "questions cannot be answered in a cell",
+            "what a cell starts with ! has a terminal in which nobody can type",
+            f"run it in a terminal; {_BY_OPTIONS}",
+        )
     if os.environ.get("TERM", "") in _DUMB or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return by_numbers
     return by_menu if is_installed("questionary") else by_numbers
@@ -83,8 +96,7 @@ def _line(question: Question) -> str:
         raise ConfigError(
             f"nobody answers: {question.text}",
             "the input of this command has ended",
-            "run it in a terminal, or say all by options: notebook-accel config "
-            "--num_processes 2 --mixed_precision bf16",
+            f"run it in a terminal; {_BY_OPTIONS}",
         ) from None
 
 

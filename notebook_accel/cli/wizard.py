@@ -27,12 +27,12 @@ _LATER = ("fp8", "fsdp", "deepspeed", "megatron", "parallelism", "run", "dynamo"
 _ALIASES = ("gpu", "auto-or-cpu", "ddp")  # other words for answers that are there already
 _PORT = 29500
 _LAYOUTS = {
-    "auto": "a whole copy on each process (data parallel)",
-    "fsdp": "FSDP: torch cuts it into pieces",
-    "deepspeed": "DeepSpeed: ZeRO cuts it into pieces",
-    "megatron_lm": "Megatron-LM: layers shared among processes",
+    "auto": "a whole copy on each: data parallel",
+    "fsdp": "in pieces, by torch's FSDP",
+    "deepspeed": "in pieces, by ZeRO",
+    "megatron_lm": "layers shared",
 }
-_COMING = "this version cannot train so yet"
+_COMING = "kept, but not trainable yet"
 
 Answers = dict[str, Any]
 
@@ -202,9 +202,9 @@ def _label(one: Setting, value: Any, answers: Answers, machine: Machine) -> str:
             found = standing(value, here, machine)
             said = found.why if found.mark == "native" else f"{found.mark}: {found.why}"
     if value in one.coming:
-        said = f"{said}; {_COMING}" if said else _COMING
+        said = f"{said}; {_COMING}" if one.name == "strategy" else _COMING
     name = "as it is" if value is None else str(value)
-    return f"{name}  ({said})" if said else name
+    return f"{name} - {said}" if said else name
 
 
 def _hardware(kind: str, machine: Machine) -> str:
@@ -219,7 +219,10 @@ def _hardware(kind: str, machine: Machine) -> str:
 
 
 def _read(one: Setting, text: str, answers: Answers) -> Any:
-    value = read(one, text, ARGUMENT)
+    try:
+        value = read(one, text, ARGUMENT)
+    except ConfigError as error:  # it says how an argument is written; here one types
+        raise ConfigError(f"{text!r} cannot be", error.why) from None
     if value is None and one.when and not one.optional:
         raise ConfigError(f"{one.name} is needed", one.help)
     num_nodes = int(answers.get("num_nodes", 1))

@@ -127,6 +127,23 @@ def test_numbered_lines_where_the_terminal_draws_no_menus(home: Path) -> None:
     assert (found["device"], found["num_processes"], found["mixed_precision"]) == ("cpu", 2, "bf16")
 
 
+def test_in_a_cell_nobody_could_type_and_colab_gets_lines(home: Path) -> None:
+    """``!`` gives a pseudo-terminal; JPY_PARENT_PID says that a kernel is behind it."""
+
+    def begun(**env: str) -> str:
+        child = pexpect.spawn(
+            sys.executable, ["-m", "notebook_accel", "config"], encoding="utf-8", timeout=WAIT_S,
+            env={**at_home(home), "JPY_PARENT_PID": "1", **env}, dimensions=(50, 100),
+        )  # fmt: skip
+        child.expect([pexpect.EOF, r"\[1\]: "])
+        said = str(child.before)
+        child.close(force=True)
+        return said
+
+    assert begun().startswith("ConfigError: questions cannot be answered in a cell")
+    assert "1 * cpu" in begun(COLAB_RELEASE_TAG="release")
+
+
 def test_an_input_that_ends_is_told_how_to_do_without(home: Path) -> None:
     done = typed("config", env=at_home(home), said="")
     assert done.returncode == 2

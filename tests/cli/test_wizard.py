@@ -52,11 +52,12 @@ def test_a_bare_machine_is_asked_little_and_proposed_one_cpu_process() -> None:
 def test_the_devices_of_this_machine_come_first_with_what_they_are() -> None:
     _, asked = walk(KAGGLE)
     device, processes = asked[0], next(one for one in asked if one.name == "num_processes")
-    assert device.default == "cuda" and device.options[0].label == "cuda  (2 x Tesla T4)"
+    assert device.default == "cuda" and device.options[0].label == "cuda - 2 x Tesla T4"
     assert processes.default == 2
     labels = {one.value: one.label for one in device.options}
-    assert labels["cpu"] == "cpu  (4 cores here)"
-    assert labels["tpu"].startswith("tpu  (not in this machine; ")
+    assert labels["cpu"] == "cpu - 4 cores here"
+    assert labels["mps"] == "mps - not in this machine"
+    assert labels["tpu"] == "tpu - kept, but not trainable yet"
     assert detected(KAGGLE) == {"device": "cuda", "num_processes": 2, "mixed_precision": "fp16"}
 
 
@@ -108,9 +109,9 @@ def test_earlier_answers_are_proposed_before_detected_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("num_processes", "many", "num_processes"),
+        ("num_processes", "many", "'many' cannot be"),
         ("num_processes", "3", "3 processes do not divide among 2 machines"),
-        ("num_processes", "0", "num_processes"),
+        ("num_processes", "0", "'0' cannot be"),
         ("node_rank", "2", "there is no machine 2 among 2"),
     ],
 )
@@ -131,3 +132,4 @@ def test_every_question_has_its_default_among_its_options() -> None:
         for one in asked:
             assert one.text.endswith("?") or one.text[-1].isalnum(), one.text
             assert not one.options or one.default in [option.value for option in one.options]
+            assert all(len(option.label) <= 70 for option in one.options), one.options
