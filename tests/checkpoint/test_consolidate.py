@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.checkpoint import consolidate
+from notebook_accel.config.wishes import FSDP
 from notebook_accel.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -116,3 +118,25 @@ def test_the_ending_of_the_output_and_the_kind_of_file_must_agree(tmp_path: Path
         consolidate.merge(str(tmp_path / "saved"), str(tmp_path / "x.safetensors"), safe=False)
     consolidate.merge(str(tmp_path / "saved"), str(tmp_path / "x.bin"), safe=False)
     assert same(torch.load(tmp_path / "x.bin"), {"w": torch.ones(2)})
+
+
+def saves_in_shards(folder: str) -> dict[str, list[float]]:
+    accelerator = Accelerator(cpu=True, strategy=FSDP(state_dict_type="sharded_state_dict"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.backward(model(torch.ones(4, 4)).square().mean())
+    optimizer.step()
+    accelerator.save_state(folder)
+    state = accelerator.get_state_dict(model)
+    return {name: one.flatten().tolist() for name, one in state.items()}
+
+
+def test_a_sharded_checkpoint_of_two_ranks_of_ours_becomes_the_whole_model(tmp_path: Path) -> None:
+    run = notebook_launcher(saves_in_shards, (str(tmp_path / "saved"),), 2, device="cpu")
+    assert any((tmp_path / "saved").rglob("*.distcp")), "nothing was sharded"
+    told = consolidate.merge(str(tmp_path / "saved"), str(tmp_path / "out"))
+    found = load_file(tmp_path / "out/model.safetensors")
+    assert {name: one.flatten().tolist() for name, one in found.items()} == run[0]
+    assert [one["tensors"] for one in told["written"]] == [len(run[0])]
