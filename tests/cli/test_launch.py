@@ -183,7 +183,18 @@ def test_each_task_of_srun_is_one_rank(tmp_path: Path) -> None:
     slurm = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1"}
     done = launch("--cpu", write(tmp_path, TELL), **slurm)
     assert "rank 1 of 2, as Slurm tells" in done.stderr
-    assert len(told(done)) == 1
+    (one,) = told(done)
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
+    assert {name: one["env"][name] for name in place} == place
+
+
+@pytest.mark.parametrize("num", ["1", "2"])
+def test_a_program_that_the_system_refuses_is_an_error(tmp_path: Path, num: str) -> None:
+    text = write(tmp_path, "hello")
+    text.chmod(0o755)
+    done = launch("--cpu", "--num_processes", num, "--no_python", text)
+    assert done.returncode == 1
+    assert "does not start: Exec format error" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_one_launch_on_each_node_of_slurm_knows_which_machine_it_is(tmp_path: Path) -> None:

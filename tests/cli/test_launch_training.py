@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -90,6 +91,36 @@ def test_a_cells_launcher_has_the_losses_of_a_launch(script: Path, alone: list[f
     exec(compile(script.read_text().partition("if __name__")[0], script, "exec"), cell)
     run = notebook_launcher(cell["main"], num_processes=2, device="cpu")
     assert run[0] == pytest.approx(alone, rel=1e-4)
+
+
+def test_what_a_launch_was_given_reaches_an_accelerator(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "from notebook_accel import Accelerator\n"
+        "one, other = Accelerator(), Accelerator(gradient_accumulation_steps=2)\n"
+        "print(one.gradient_accumulation_steps, other.gradient_accumulation_steps,"
+        " one.mixed_precision, one.num_processes, one.device)"
+    )
+    words = ["--cpu", "--gradient_accumulation_steps", "4", "--mixed_precision", "bf16"]
+    done = launch(*words, "script.py", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "4 2 bf16 1 cpu", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["SLURM_PROCID SLURM_STEP_NUM_TASKS", "PMI_RANK PMI_SIZE"])
+def test_tasks_of_srun_and_mpirun_are_ranks(tmp_path: Path, names: str) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch\nfrom notebook_accel import Accelerator\naccelerator = Accelerator()\n"
+        "total = accelerator.reduce(torch.tensor(accelerator.process_index + 1.0))\n"
+        "print(accelerator.process_index, accelerator.num_processes, total.item())"
+    )
+    rank_name, size_name = names.split()
+    port = str(20000 + os.getpid() % 10000)
+    running = []
+    for rank in ("0", "1"):
+        env = {rank_name: rank, size_name: "2", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "1"}
+        running.append(begin("script.py", cwd=tmp_path, **env))
+    said = [one.communicate(timeout=90) for one in running]
+    assert [out for out, _ in said] == ["0 2 3.0\n", "1 2 3.0\n"], said
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from notebook_accel.launch.addresses import is_loopback
 if TYPE_CHECKING:
     from notebook_accel.launch.devices import Device
 
+RENDEZVOUS_PORT = 29400  # torch's default, where an endpoint names none
+
 
 @dataclass(frozen=True)
 class Torchrun:
@@ -125,7 +127,7 @@ def meeting(
         words += ["--node-rank", str(config["node_rank"]), "--master-addr", host]
         words += ["--master-port", str(port)]
     else:
-        words += ["--rdzv-endpoint", endpoint or f"{host}:{port}"]
+        words += ["--rdzv-endpoint", f"{host}:{port}"]
     conf = config["rdzv_conf"]
     if backend == "c10d" and address == host and "is_host" not in conf and not is_loopback(host):
         conf = ",".join(filter(None, [conf, "is_host=1"]))  # torch knows itself by name only
@@ -167,10 +169,16 @@ def chosen_anew(port: int | None, busy_ports: Collection[int]) -> tuple[str, ...
 
 def wanted_port(config: RunConfig) -> int:
     """Give the port at which the first machine is to be met: what has to be free there."""
-    _, colon, port = config["rdzv_endpoint"].rpartition(":")
-    if colon and port.isdigit():
-        return int(port)
-    return int(config["use_port"] or DEFAULT_PORT)
+    _, port = _endpoint(config)
+    return port if config["rdzv_endpoint"] else int(config["use_port"] or DEFAULT_PORT)
+
+
+def _endpoint(config: RunConfig) -> tuple[str, int]:
+    """Give host and port of --rdzv_endpoint, with torch's own default port."""
+    host, _, port = config["rdzv_endpoint"].rpartition(":")
+    if host and port.isdigit():
+        return host, int(port)
+    return config["rdzv_endpoint"], RENDEZVOUS_PORT
 
 
 def machines_of(nnodes: str) -> tuple[int, int]:
@@ -208,10 +216,7 @@ def _says_rank(config: RunConfig) -> bool:
 def _first_machine(config: RunConfig, endpoint: str, most: int) -> tuple[str, int]:
     """Give host and port at which the machines meet: the fixed default if no port was given."""
     if endpoint:
-        host, colon, port = endpoint.rpartition(":")
-        if not colon:
-            return endpoint, DEFAULT_PORT
-        return host, int(port) if port.isdigit() else DEFAULT_PORT
+        return _endpoint(config)
     host = config["master_addr"]
     if host is None:
         raise ConfigError(
@@ -230,4 +235,4 @@ def _first_machine(config: RunConfig, endpoint: str, most: int) -> tuple[str, in
 
 def first_host(config: RunConfig) -> str:
     """Give the address that the machines are to meet at; "" where nobody said."""
-    return str(config["rdzv_endpoint"].rpartition(":")[0] or config["master_addr"] or "")
+    return _endpoint(config)[0] or str(config["master_addr"] or "")

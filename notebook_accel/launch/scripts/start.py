@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -31,15 +32,20 @@ def start(way: Way, env: Mapping[str, str], say: Callable[[str], None]) -> int:
                 {**env, **ways.rank_environment(rank, way.num_ranks, port)}
                 for rank in range(way.num_ranks)
             ]
-            return side_by_side.run(way.words, envs, say)
+            try:
+                return side_by_side.run(way.words, envs, say)
+            except OSError as error:
+                raise _does_not_start(way, error) from error
     program = shutil.which(way.words[0], path=env.get("PATH"))
     if program is None:
         raise _not_there(way)
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and that is inherited
-    os.execve(program, list(way.words), env)
-    raise AssertionError("a process that became another one goes on")
+    try:
+        os.execve(program, list(way.words), env)
+    except OSError as error:
+        raise _does_not_start(way, error) from error
 
 
 def reserve(port: int | None) -> socket.socket:
@@ -63,9 +69,17 @@ def is_busy(port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
     return False
+
+
+def _does_not_start(way: Way, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"{way.words[0]} does not start: {error.strerror}",
+        "the system refused to run it as a program",
+        "look whether it is one: a text needs a first line like #!/bin/sh",
+    )
 
 
 def _not_there(way: Way) -> LaunchError:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from notebook_accel.config.placement import Told, told_by
+from notebook_accel.config.placement import Told, meeting_place, told_by
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.launch.scripts import outside, rendezvous
 from notebook_accel.launch.scripts.local import Local, local
@@ -103,7 +103,8 @@ def choose(program: Program, config: RunConfig, torchrun: rendezvous.Torchrun, h
         return _agent(program, config, torchrun, here, place, env, threads)
     notes = (*place.notes, *_crowd(place, here))
     if place.num_ranks == 1:
-        alone = {} if told is None or told.by == "torchrun" else _ALONE
+        # whoever else tells a place is overruled under the names that count before
+        alone = {} if told is None or told.by == "torchrun" else _place_of(0, 1, 0, 1)
         return Way(
             ITSELF, program.words(), {**env, **alone}, f"{place.words}, {threads}",
             without=_OF_TORCHRUN if told is not None else (), notes=notes,
@@ -118,20 +119,22 @@ def choose(program: Program, config: RunConfig, torchrun: rendezvous.Torchrun, h
     )  # fmt: skip
 
 
-# For a process that is alone although its environment tells it a place among others.
-_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-
-
 def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
     """Give the variables by which a rank of one machine knows its place, under torchrun's names."""
     return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(size),
+        **_place_of(rank, size, rank, size),
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+    }
+
+
+def _place_of(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
     }
 
 
@@ -144,11 +147,19 @@ def _asks_for_processes(config: RunConfig, torchrun: rendezvous.Torchrun) -> boo
 
 
 def _told(program: Program, config: RunConfig, told: Told, here: Here) -> Way:
-    place = local(config, (), here.env, told.local_size) if config["device"] == "cpu" else None
-    env = {**config.environment(), **({} if place is None else place.env)}
+    env = {**config.environment(), **_in_torchruns_names(told, here.env)}
     if "OMP_NUM_THREADS" not in here.env:
         env.setdefault("OMP_NUM_THREADS", str(max(1, here.num_cores // told.local_size)))
     return Way(TOLD, program.words(), env, f"rank {told.rank} of {told.size}, as {told.by} tells")
+
+
+def _in_torchruns_names(told: Told, env: Mapping[str, str]) -> dict[str, str]:
+    """Tell the place under the names that every script reads; what is there already stays."""
+    names = _place_of(told.rank, told.size, told.local_rank, told.local_size)
+    meeting = "env://" if told.by == "torchrun" else meeting_place(env)
+    if meeting != "env://":
+        names["MASTER_ADDR"], _, names["MASTER_PORT"] = meeting[len("tcp://") :].rpartition(":")
+    return {name: value for name, value in names.items() if name not in env}
 
 
 def _environment(config: RunConfig, place: Local, here: Here) -> tuple[dict[str, str], str]:
