@@ -15,6 +15,7 @@ NAMES = {
     "direct-backward": "loss.backward() while losses are scaled or accumulated",
     "plain-backward": "loss.backward() in a launched run: no live curve, nothing to accumulate",
     "unprepared": "several ranks train, and nothing was prepared",
+    "unprepared-model": "several ranks train a model that was not prepared",
     "unprepared-loader": "several ranks each read all of a loader that was not prepared",
     "no-accumulate": "accumulation is asked for and accumulate() never entered",
     "unsynced-forward": "gradients of a forward that went past the wrapper stay apart",

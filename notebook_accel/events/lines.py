@@ -31,6 +31,15 @@ def persons_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def ours_between(frame: FrameType | None, person: FrameType) -> bool:
+    """Whether a frame of this package lies between ``frame`` and ``person``, outside of it."""
+    while frame is not None and frame is not person:
+        if owner_of(frame.f_code.co_filename) == US:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def place_of(filename: str, line: int) -> str:
     """Say where a line is: "Cell In[7], line 3" if it is in a cell."""
     cell = cell_number(filename)

@@ -167,6 +167,11 @@ class Pulse:
             num_members,
         )
 
+    @property
+    def num_entered(self) -> int:
+        """How many collectives this rank entered."""
+        return self._entered
+
     def leave(self) -> None:
         """Note that the newest collective is over."""
         self._words[LEFT] = self._entered

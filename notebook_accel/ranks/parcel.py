@@ -51,7 +51,7 @@ class Parcel:
         """Exchange ``tensors`` for everybody's, joined along dimension 0."""
         for place, tensor in zip(self.outgoing, tensors, strict=True):
             place.copy_(tensor)
-        watch.all_gather(self.rows, self.sent)
+        watch.all_gather_rows(self.rows, self.sent)
         # Not on a GPU, which would have to be waited for.
         if self.stamps.is_cpu and self.stamps.tolist() != self.right_stamps:
             check_alike("gather", tensors, len(self.rows))  # it differs on all ranks: all come here

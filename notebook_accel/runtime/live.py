@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from notebook_accel.data.loader import Pass
-from notebook_accel.events import context, lines
+from notebook_accel.events import context, lines, rails
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.model import Metrics, Progress
 from notebook_accel.ranks.world import World
@@ -70,6 +70,7 @@ class LiveEvents:
         self._step = 0
         self._pass: Pass | None = None
         self._waited_s = 0.0
+        self._no_numbers: set[str] = set()  # names that were said to be none
         self._rates = LearningRates(optimizers if emitter.rank == 0 else list)
         self._where = self._news  # bound once: it is handed over at every step
         self._ring = None if device.type == "cpu" else Ring(device)
@@ -123,9 +124,18 @@ class LiveEvents:
             try:
                 number = float(value)
             except (TypeError, ValueError):
+                self._say_that_it_is_no_number(name, value)
                 continue
             self._rates.leave_to(name)
             self._emitter.metric(name, step, number)
+
+    def _say_that_it_is_no_number(self, name: str, value: Any) -> None:
+        if name not in self._no_numbers:
+            self._no_numbers.add(name)
+            kind = type(value).__name__
+            rails.note(
+                f"accelerator.log: {name!r} is no number ({kind}): trackers get it, curves do not"
+            )
 
     def finish(self) -> None:
         """Wait for the numbers still on their way from the device, and send them."""

@@ -47,11 +47,23 @@ def warn_of_nothing(num_ranks: int, person: FrameType | None) -> None:
     )
 
 
+def warn_of_no_model(num_ranks: int, person: FrameType | None) -> None:
+    """Warn of ranks that share data out, and train models that do not know of each other."""
+    rails.warn(
+        "unprepared-model",
+        f"{num_ranks} ranks train, and the model was not prepared",
+        "gradients stay on their rank: each trains a model of its own on its part of the data",
+        "write `model, optimizer = accelerator.prepare(model, optimizer)` before the loop",
+        *rails.line_of(person),
+    )
+
+
 def check_loader(num_ranks: int, person: FrameType | None) -> None:
     """Warn if a DataLoader is being read that was not prepared, and no prepared one ever was.
 
-    Only of one that reads all of a dataset in torch's own order: other orders, parts of a dataset
-    and streams may have been shared out by hand.
+    It is for ranks that were seen to compute the same batch: who cuts a dataset by hand does not.
+    And only of a loader that reads all of a dataset in torch's own order: other orders, parts of a
+    dataset and streams may have been shared out in a way that shows later.
     """
     objects = gc.get_objects()
     if any(type(one) is PreparedLoader and one.samples for one in objects):
@@ -60,7 +72,7 @@ def check_loader(num_ranks: int, person: FrameType | None) -> None:
         rails.warn(
             "unprepared-loader",
             f"{num_ranks} ranks train, and a DataLoader is read that was not prepared",
-            "every rank reads all of its batches, so each sample is computed once a rank",
+            "every rank reads the same batches, so each sample is computed once a rank",
             "if your batches come from a DataLoader, prepare it: "
             "`loader = accelerator.prepare(loader)`",
             *rails.line_of(person),

@@ -23,7 +23,8 @@ from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.data import waiting
 from notebook_accel.events import rails
 from notebook_accel.launch import left_behind
-from notebook_accel.runtime.guards import REHEARSAL_STEPS, check_pinned, misplaced
+from notebook_accel.runtime.guards import check_pinned
+from notebook_accel.runtime.rehearsal import REHEARSAL_STEPS, misplaced
 
 
 @pytest.fixture(autouse=True)
@@ -313,6 +314,21 @@ def test_a_plain_gather_of_a_padded_last_batch() -> None:
     assert "use accelerator.gather_for_metrics" in text
     assert other == []
     assert heard(plain_gather) == [], "one rank has no repeats"
+
+
+def test_a_batch_on_another_ranks_device() -> None:
+    def strays() -> None:
+        accelerator = Accelerator(cpu=True)
+        model = accelerator.prepare(nn.Linear(2, 1))
+        model(torch.ones(1, 2))
+        with pytest.raises(RuntimeError):
+            model(torch.ones(1, 2, device="meta"))
+        assert not model._forward_pre_hooks, "only the first batches are looked at"
+
+    (text,) = heard(strays)
+    assert text.startswith("rank 0 gives its model a batch on meta, but its device is cpu (File ")
+    assert "the same for all ranks, which then share it" in text
+    assert "or prepare the loader, which moves its batches" in text
 
 
 def test_a_rank_that_computes_on_another_ranks_device() -> None:

@@ -100,7 +100,7 @@ def test_each_call_site_has_its_own_series_and_a_step_is_one_round() -> None:
     assert launch.points("loss/2") == [(1, 10), (2, 11), (3, 12)]
 
 
-def test_logged_numbers_arrive_at_the_current_step_and_text_does_not() -> None:
+def test_logged_numbers_arrive_at_the_current_step_and_text_does_not(capsys: Any) -> None:
     launch = Launch()
 
     def main() -> None:
@@ -110,9 +110,13 @@ def test_logged_numbers_arrive_at_the_current_step_and_text_does_not() -> None:
         accelerator.backward(weight.sum())
         optimizer.step()
         accelerator.log({"accuracy": torch.tensor(0.5), "note": "text"})
-        accelerator.log({"accuracy": 0.75}, step=7)
+        accelerator.log({"accuracy": 0.75, "note": "again"}, step=7)
 
     launch.run(main)
+    said = [line for line in capsys.readouterr().out.splitlines() if "accelerator.log" in line]
+    assert said == [
+        "note: accelerator.log: 'note' is no number (str): trackers get it, curves do not"
+    ]
     assert launch.points("accuracy") == [(1, 0.5), (7, 0.75)]
     assert launch.points("note") == []
 

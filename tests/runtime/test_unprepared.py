@@ -16,7 +16,7 @@ from notebook_accel.events import rails
 from notebook_accel.runtime.unprepared import call_of_prepare
 from tests.runtime.test_guards import heard, heard_in_ranks
 
-DATA = torch.ones(16, 2)
+DATA = torch.arange(32.0).view(16, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +91,14 @@ def by_part(accelerator: Accelerator) -> Iterable[Any]:
     return DataLoader(part, batch_size=2)
 
 
+def by_hand(accelerator: Accelerator) -> Iterable[Any]:
+    return DataLoader(DATA[accelerator.process_index :: 2], batch_size=2)
+
+
+def by_hand_as_list(accelerator: Accelerator) -> Iterable[Any]:
+    return DataLoader(list(DATA)[accelerator.process_index :: 2], batch_size=2, shuffle=True)
+
+
 def prepared(accelerator: Accelerator) -> Iterable[Any]:
     accelerator.other = iter(DataLoader(DATA))  # type: ignore[attr-defined]
     accelerator.loader = accelerator.prepare(DataLoader(DATA, batch_size=2))  # type: ignore
@@ -101,9 +109,46 @@ def made_up(accelerator: Accelerator) -> Iterable[Any]:
     return [torch.ones(2, 2)] * 3
 
 
-@pytest.mark.parametrize("make", [by_sampler, by_part, prepared, made_up])
+@pytest.mark.parametrize("make", [by_sampler, by_part, by_hand, by_hand_as_list, prepared, made_up])
 def test_data_that_is_shared_out_hears_nothing(make: Callable[..., Any]) -> None:
     assert heard_in_ranks(forgets_loader, make) == [[], []]
+
+
+def forgets_model(what: str, averages: str = "never") -> None:
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = parts()
+    loader = DataLoader(DATA, batch_size=2)
+    if "optimizer" in what:
+        optimizer = accelerator.prepare(optimizer)
+    if "loader" in what:
+        loader = accelerator.prepare(loader)
+    rank = accelerator.process_index
+    for batch in loader if "loader" in what else DATA[rank::2].split(2):
+        optimizer.zero_grad()
+        accelerator.backward(model(batch).mean())
+        if averages == "by hand":
+            for one in model.parameters():
+                one.grad = accelerator.reduce(one.grad, "mean")
+        elif averages == "by torch":
+            for one in model.parameters():
+                torch.distributed.all_reduce(one.grad)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("what", ["optimizer", "loader", "optimizer, loader"])
+def test_a_model_that_was_not_prepared(what: str) -> None:
+    (text,), other = heard_in_ranks(forgets_model, what)
+    assert text.startswith("2 ranks train, and the model was not prepared (File ")
+    assert "each trains a model of its own on its part of the data" in text
+    assert "write `model, optimizer = accelerator.prepare(model, optimizer)`" in text
+    assert other == []
+    assert heard(forgets_model, what) == []
+
+
+@pytest.mark.parametrize("what", ["optimizer", "loader", "optimizer, loader"])
+@pytest.mark.parametrize("how", ["by hand", "by torch"])
+def test_gradients_that_a_person_averages_hear_nothing(what: str, how: str) -> None:
+    assert heard_in_ranks(forgets_model, what, how) == [[], []]
 
 
 def plain_backward() -> None:
