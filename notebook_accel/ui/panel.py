@@ -103,9 +103,9 @@ class Panel:
         """For whom the others wait, in words."""
         return [f"rank {row.rank}: {row.mark}" for row in self.ranks.rows() if row.mark]
 
-    def tasks(self) -> list[str]:
+    def tasks(self, now: float | None = None) -> list[str]:
         """What long things are being done, and how far they are."""
-        now = time.monotonic()
+        now = time.monotonic() if now is None else now
         return [
             words.task(task)
             for task, began, seen in self._tasks.values()

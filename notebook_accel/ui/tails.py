@@ -29,7 +29,7 @@ class Tails:
         self.version += 1
         # A batch may be long: only its end can be seen.
         for line in event.text[-MAX_LINES * MAX_CHARS :].replace("\r\n", "\n").split("\n"):
-            line = line.rpartition("\r")[2] or line.strip("\r")  # what a progress bar wrote last
+            line = line.rstrip("\r").rpartition("\r")[2]  # what a progress bar wrote last
             if not line.strip():
                 continue
             line = line if len(line) <= MAX_CHARS else line[: MAX_CHARS - 1] + "…"
