@@ -132,6 +132,8 @@ def _device_findings(choice: Choice, machine: Machine, asked: Collection[str]) -
     if idle:
         word = "stay" if len(idle) > 1 else "stays"
         found.append(Finding("note", f"{' and '.join(map(_name, idle))} {word} idle"))
+    if choice.strategy != "auto" and choice.num_processes == 1:
+        found.append(Finding("note", f"{choice.strategy} has nothing to share out on 1 rank"))
     if len({one.name for one in used}) > 1:
         found.append(Finding("note", "unlike GPUs: the slowest one sets the pace of all"))
     if any(one.uuid.startswith("MIG-") for one in used):

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from notebook_accel.config.resolve import RunConfig
-from notebook_accel.config.settings import SETTINGS
+from notebook_accel.config.settings import SETTINGS, nearest
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.precisions import Standing
@@ -156,11 +156,11 @@ def check_names(kind: str, asked: Sequence[str], values: Iterable[str]) -> None:
     """
     unknown = [name for name in values if name not in asked]
     if unknown:
-        listed = ", ".join(asked)
+        meant = nearest(unknown[0], asked) or asked[0]
         raise ConfigError(
             f"{kind} does not ask {unknown[0]!r}",
-            f"what it asks: {listed}",
-            f"write choose({asked[0]}=...)",
+            f"what it asks: {', '.join(asked)}",
+            f"write {meant}=...",
         )
 
 

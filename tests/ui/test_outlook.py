@@ -70,6 +70,9 @@ def test_what_the_plan_notes_is_shown_in_place() -> None:
     ]
     assert findings(hardware.KAGGLE, num_processes=1) == ["note: GPU 1 stays idle"]
     assert findings(hardware.A100S, num_processes=2) == ["note: GPU 2 and GPU 3 stay idle"]
+    assert findings(hardware.T4, strategy="fsdp") == [
+        "note: fsdp has nothing to share out on 1 rank"
+    ]
     assert findings(hardware.UNLIKE)[0] == (
         "note: unlike GPUs: the slowest one sets the pace of all"
     )

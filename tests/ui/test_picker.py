@@ -101,7 +101,8 @@ def test_a_choice_that_cannot_be_changes_nothing() -> None:
     assert "there is no GPU 7" in refusal(picker, device=7).what
     error = refusal(picker, colour="red")
     assert error.what == "LaunchPicker does not ask 'colour'"
-    assert error.fix == "write choose(device=...)"
+    assert error.fix == "write device=..."
+    assert refusal(picker, precision="bf16").fix == "write mixed_precision=..."
 
 
 def test_none_goes_back_to_the_default() -> None:
