@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import termios
@@ -413,7 +415,7 @@ def test_in_a_terminal_rank_0_has_one_of_its_own(tmp_path: Path) -> None:
     )
     source += "\nif rank == '0': print('width', os.get_terminal_size(2).columns); 1 / 0"
     ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (40, 123))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 123, 0, 0))
     running = subprocess.Popen(
         [*LAUNCH, "--cpu", "--num_processes", "2", str(write(tmp_path, source))],
         env=clean_env(), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,

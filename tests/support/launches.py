@@ -44,7 +44,7 @@ def launch(
 
 
 def begin(*words: str | Path, cwd: Path | None = None, **more: Any) -> subprocess.Popen[str]:
-    """Start a launch and leave it running, in a process group of its own as a shell would."""
+    """Start a launch and leave it running."""
     return subprocess.Popen(
         [*LAUNCH, *map(str, words)],
         cwd=cwd,
@@ -52,7 +52,6 @@ def begin(*words: str | Path, cwd: Path | None = None, **more: Any) -> subproces
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        process_group=0,
     )
 
 
