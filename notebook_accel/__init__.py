@@ -30,6 +30,7 @@ _WHERE = {
     "LaunchError": "errors",
     "LaunchPicker": "ui.picker",
     "NoSuchRun": "errors",
+    "ParallelismConfig": "config.parallelism",
     "PartialState": "runtime.faces",
     "PrecisionPicker": "ui.picker",
     "ProfileKwargs": "config.handlers",
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from notebook_accel.config.installed import is_rich_available
     from notebook_accel.config.kinds import DistributedType
     from notebook_accel.config.loading import DataLoaderConfiguration
+    from notebook_accel.config.parallelism import ParallelismConfig
     from notebook_accel.config.resolve import RunConfig
     from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, TensorParallel
     from notebook_accel.data.skip import skip_first_batches

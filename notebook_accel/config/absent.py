@@ -18,7 +18,7 @@ HARDWARE = "support for that hardware"
 _COMING = {
     STRATEGIES: """
         DeepSpeedPlugin MegatronLMPlugin TorchTensorParallelPlugin
-        ParallelismConfig TorchTensorParallelConfig TorchContextParallelConfig
+        TorchContextParallelConfig
         DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler HfDeepSpeedConfig
         DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper
         TERecipeKwargs AORecipeKwargs MSAMPRecipeKwargs FP8RecipeKwargs FSDP_AUTO_WRAP_POLICY

@@ -11,8 +11,9 @@ from typing import Any
 from notebook_accel.config.adoption import adopt
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import Handlers
+from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.resolve import RunConfig
-from notebook_accel.config.wishes import DDP, Strategy
+from notebook_accel.config.wishes import DDP, FSDP, Strategy
 from notebook_accel.errors import ConfigError
 
 
@@ -22,6 +23,7 @@ class Chosen:
 
     wish: Strategy | None
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None
+    axes: ParallelismConfig | None = None
 
 
 def chosen_strategy(
@@ -30,13 +32,19 @@ def chosen_strategy(
     handlers: Handlers,
     asked: RunConfig,
     launched: Strategy | None = None,
+    axes: ParallelismConfig | None = None,
+    world_size: int = 1,
 ) -> Chosen:
     """Find the strategy; the settings of one that is named by a word are what ``asked`` has.
 
-    ``launched`` is the wish of the launch, for who says nothing.
+    ``launched`` is the wish of the launch, for who says nothing; ``axes`` lay ``world_size`` ranks
+    out.
 
     Errors: ConfigError for two that exclude each other, and for what is none.
     """
+    plugin: Any = None
+    if axes is None and asked.use_parallelism_config:
+        axes = ParallelismConfig()
     if fsdp_plugin is not None:
         plugin = adopt(fsdp_plugin, FullyShardedDataParallelPlugin)
         if not isinstance(plugin, FullyShardedDataParallelPlugin):
@@ -45,12 +53,20 @@ def chosen_strategy(
                 "it holds the settings of FSDP under Accelerate's names",
                 "write fsdp_plugin=FullyShardedDataParallelPlugin(...), or strategy=FSDP(...)",
             )
-        if strategy is not None:
-            raise ConfigError(
-                f"strategy={strategy!r} and fsdp_plugin are both given",
-                "both say how models are sharded, and nobody could say which of them counts",
-                "leave one of them out",
-            )
+    if strategy is not None and (plugin is not None or axes is not None):
+        other = "parallelism_config" if plugin is None else "fsdp_plugin"
+        raise ConfigError(
+            f"strategy={strategy!r} and {other} are both given",
+            "both say how models lie across ranks, and nobody could say which of them counts",
+            "leave one of them out",
+        )
+    if axes is not None:
+        if plugin is None and asked.strategy == "fsdp":
+            plugin = FullyShardedDataParallelPlugin()
+        sharded = None if plugin is None else plugin.wish()
+        fsdp = sharded if isinstance(sharded, FSDP) else None
+        return Chosen(axes.wish(world_size, fsdp), plugin, axes)
+    if plugin is not None:
         return Chosen(plugin.wish(), plugin)
     if strategy is None and handlers.strategy(None) is None:
         strategy = launched

@@ -30,6 +30,7 @@ from notebook_accel.config.handlers import (
     KwargsHandler,
 )
 from notebook_accel.config.loading import DataLoaderConfiguration
+from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.config.strategy import chosen_strategy
 from notebook_accel.config.wishes import Strategy
@@ -101,7 +102,7 @@ class Accelerator(
         dynamo_backend: Any = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
-        parallelism_config: Any = None,
+        parallelism_config: ParallelismConfig | None = None,
         *,
         strategy: Strategy | str | None = None,
         schedule_in_updates: bool = False,
@@ -111,7 +112,6 @@ class Accelerator(
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
             deepspeed_plugins=deepspeed_plugins,
-            parallelism_config=parallelism_config,
         )
         worker = context.current()
         launch = {} if worker is None else worker.settings
@@ -134,7 +134,15 @@ class Accelerator(
         )
         if precision == "bf16" and self._world.device.type == "cpu" and self._world.rank == 0:
             say_how_bf16_runs()
-        chosen = chosen_strategy(strategy, fsdp_plugin, self._handlers, asked, launch.get("wish"))
+        chosen = chosen_strategy(
+            strategy,
+            fsdp_plugin,
+            self._handlers,
+            asked,
+            launch.get("wish"),
+            parallelism_config,
+            self._world.size,
+        )
         self._engine = build(chosen.wish, self._world, numbers)
         self._readers = self._engine.layout.readers
         self._clock = Clock(num_steps, self._passes, plugin)
@@ -155,7 +163,7 @@ class Accelerator(
             self.project_configuration.set_directories(project_dir)
         self._begin_keeping()
         self._choose_trackers(log_with)
-        self._plugins = Plugins(self._engine.kind, chosen.fsdp_plugin)
+        self._plugins = Plugins(self._engine.kind, chosen.fsdp_plugin, chosen.axes)
         faces = faces_of(self, self._clock, plugin, precision, self._dynamo, self._plugins)
         self.state, self.gradient_state = faces
         self._live = live_events(self._engine.layout.loss_owner, self._world, self._wardrobe)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.kinds import DistributedType
+from notebook_accel.config.parallelism import ParallelismConfig
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,7 @@ class Plugins:
 
     kind: DistributedType | None = None
     fsdp: FullyShardedDataParallelPlugin | None = None
+    axes: ParallelismConfig | None = None
 
 
 class Sharing:
@@ -31,8 +33,9 @@ class Sharing:
         """How DeepSpeed trains; None, as it does not."""
 
     @property
-    def parallelism_config(self) -> None:
-        """How ranks are laid out over several dimensions; None, as they are not."""
+    def parallelism_config(self) -> ParallelismConfig | None:
+        """How ranks are laid out along axes; None, if nothing said it."""
+        return self._plugins.axes
 
     @property
     def is_fsdp2(self) -> bool:

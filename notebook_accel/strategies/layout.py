@@ -35,7 +35,7 @@ def mesh_of(world: World, replicas: int = 1, tp: int = 1) -> DeviceMesh:
         )
     axes = {"dp_replicate": replicas, "dp_shard": world.size // known, "tp": tp}
     kept = {name: size for name, size in axes.items() if size > 1 or name == "dp_shard"}
-    return _mesh(world.device.type, tuple(kept.items()), id(dist.group.WORLD))
+    return _mesh(world, tuple(kept.items()), id(dist.group.WORLD))
 
 
 def data_axes(mesh: DeviceMesh) -> DeviceMesh:
@@ -50,6 +50,8 @@ def num_readers(mesh: DeviceMesh) -> int:
 
 
 @functools.cache  # each new mesh would make process groups of its own
-def _mesh(device_type: str, axes: tuple[tuple[str, int], ...], group: int) -> DeviceMesh:
+def _mesh(world: World, axes: tuple[tuple[str, int], ...], group: int) -> DeviceMesh:
     names, shape = zip(*axes, strict=True)
-    return init_device_mesh(device_type, shape, mesh_dim_names=names)
+    mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=names)
+    world.wait()  # a rank that ended now would break connections that others still make
+    return mesh

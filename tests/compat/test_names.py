@@ -118,7 +118,6 @@ def test_nothing_that_is_announced_for_later_is_here_already() -> None:
         "torch_tp_plugin",
         "megatron_lm_plugin",
         "deepspeed_plugins",
-        "parallelism_config",
     ],
 )
 def test_plugins_that_come_later_are_refused_by_name(argument: str) -> None:

@@ -24,6 +24,7 @@ from notebook_accel.config.kinds import (
     RNGType,
 )
 from notebook_accel.config.loading import DataLoaderConfiguration
+from notebook_accel.config.parallelism import TorchTensorParallelConfig
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.errors import DistributedOperationException
 
@@ -49,6 +50,7 @@ __all__ = [
     "ProjectConfiguration",
     "RNGType",
     "TorchDynamoPlugin",
+    "TorchTensorParallelConfig",
 ]
 
 __getattr__ = _door(__name__)

@@ -77,7 +77,7 @@ FSDP: tuple[Setting, ...] = (
 PARALLELISM: tuple[Setting, ...] = (
     Setting(
         "use_parallelism_config", "parallelism", "bool", False, "lay ranks out along several axes",
-        coming=(True,), is_switch=True, env=("ACCELERATE_USE_PARALLELISM_CONFIG",),
+        is_switch=True, env=("ACCELERATE_USE_PARALLELISM_CONFIG",),
         question="Lay processes out along several axes (tensor, context, ...)?",
     ),
     _axes("dp_replicate_size", "int", 1, "whole copies of the model", at_least=1,

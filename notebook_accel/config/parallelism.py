@@ -1,0 +1,156 @@
+"""Accelerate's way to lay ranks out along axes, as a face over the wishes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from notebook_accel.config.resolve import resolve
+from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel
+from notebook_accel.errors import ConfigError, NotHere
+
+_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")  # the outermost first
+
+
+@dataclass
+class TorchTensorParallelConfig:
+    """What Accelerate asks of tensor parallelism; ``enable_async_tp`` changes nothing."""
+
+    enable_async_tp: bool = False
+
+
+@dataclass
+class ParallelismConfig:
+    """Ranks along axes: copies of the model, shards of each copy, layers divided over ranks.
+
+    Sizes that are None are what the environment says (``PARALLELISM_CONFIG_*``), else 1; their
+    product must be the number of ranks.
+
+    Errors: ConfigError for what cannot be; NotHere for what comes later.
+    """
+
+    dp_replicate_size: int | None = None
+    dp_shard_size: int | None = None
+    tp_size: int | None = None
+    cp_size: int | None = None
+    cp_backend: str | None = None
+    sp_size: int | None = None
+    sp_backend: str | None = None
+    tp_handler: Any = None
+    cp_handler: Any = None
+    sp_handler: Any = None
+
+    def __post_init__(self) -> None:
+        found = resolve({})
+        for name in _SIZES:
+            size = getattr(self, name)
+            size = found[f"parallelism_config_{name}"] if size is None else size
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ConfigError(
+                    f"ParallelismConfig({name}={size!r})",
+                    "it counts ranks along one axis",
+                    f"write {name}=1, or leave it out",
+                )
+            setattr(self, name, size)
+        self.cp_backend = self.cp_backend or found.parallelism_config_cp_backend
+        self.sp_backend = self.sp_backend or found.parallelism_config_sp_backend
+        if self.cp_enabled or self.sp_enabled:
+            axis = "cp_size" if self.cp_enabled else "sp_size"
+            raise NotHere(
+                f"ParallelismConfig({axis}={getattr(self, axis)}) asks for what is not here yet",
+                "sequences are not divided over ranks yet",
+                f"leave {axis} out; tp_size and dp_shard_size make room too",
+            )
+
+    def wish(self, world_size: int, fsdp: FSDP | None = None) -> Strategy:
+        """Give the strategy that these sizes ask for; ``fsdp`` says how copies are sharded.
+
+        Errors: ConfigError where the sizes do not multiply to the world.
+        """
+        if self.total_size != world_size:
+            product = " x ".join(f"{name}={size}" for name, size in self._sizes().items())
+            raise ConfigError(
+                f"ParallelismConfig({product or 'all sizes 1'}) in a world of {world_size} ranks",
+                f"the sizes multiply to {self.total_size}; every rank needs one place",
+                f"launch {self.total_size} processes, or change a size",
+            )
+        if not self.tp_enabled and not self.dp_shard_enabled and fsdp is None:
+            return DDP()
+        data = replace(fsdp or FSDP(), replicas=self.dp_replicate_size or 1)
+        if self.tp_enabled:
+            assert self.tp_size is not None
+            return TensorParallel(size=self.tp_size, data=data)
+        return data
+
+    @property
+    def total_size(self) -> int:
+        """How many ranks these are."""
+        return math.prod(self._size(axis) for axis in _AXES)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many ranks read different data."""
+        return self._size("dp_replicate") * self._size("dp_shard")
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        """How many ranks work on the same data together."""
+        return self.total_size // self.data_parallel_size
+
+    @property
+    def active_mesh_dims(self) -> list[str]:
+        """The axes with several ranks, the outermost first."""
+        return [axis for axis in _AXES if self._size(axis) > 1]
+
+    @property
+    def dp_dim_names(self) -> list[str]:
+        """The active axes along which data differ."""
+        return [axis for axis in self.active_mesh_dims if axis.startswith("dp_")]
+
+    @property
+    def non_dp_dim_names(self) -> list[str]:
+        """The active axes along which data are the same."""
+        return [axis for axis in self.active_mesh_dims if not axis.startswith("dp_")]
+
+    @property
+    def fsdp_dim_names(self) -> list[str]:
+        """The active axes that FSDP averages gradients over."""
+        return self.dp_dim_names
+
+    @property
+    def dp_replicate_enabled(self) -> bool:
+        """Whether there are several copies of the model."""
+        return self._size("dp_replicate") > 1
+
+    @property
+    def dp_shard_enabled(self) -> bool:
+        """Whether copies are sharded."""
+        return self._size("dp_shard") > 1
+
+    @property
+    def tp_enabled(self) -> bool:
+        """Whether layers are divided."""
+        return self._size("tp") > 1
+
+    @property
+    def cp_enabled(self) -> bool:
+        """Whether sequences are divided."""
+        return self._size("cp") > 1
+
+    @property
+    def sp_enabled(self) -> bool:
+        """Whether sequences are divided by heads."""
+        return self._size("sp") > 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the sizes and backends as plain data."""
+        return {name: getattr(self, name) for name in (*_SIZES, "cp_backend", "sp_backend")}
+
+    def _size(self, axis: str) -> int:
+        size: int = getattr(self, f"{axis}_size")
+        return size
+
+    def _sizes(self) -> dict[str, int]:
+        return {f"{axis}_size": self._size(axis) for axis in self.active_mesh_dims}
