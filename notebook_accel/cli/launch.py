@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from notebook_accel.cli.parsing import both_spellings
 from notebook_accel.config import absent, show, store
 from notebook_accel.config.options import add_options, chosen
 from notebook_accel.config.resolve import RunConfig, resolve
@@ -24,7 +25,7 @@ from notebook_accel.launch.scripts import rendezvous
 from notebook_accel.launch.scripts.program import program
 from notebook_accel.launch.scripts.rendezvous import Torchrun
 from notebook_accel.launch.scripts.start import is_busy, start
-from notebook_accel.launch.scripts.way import AGENT, SIDE_BY_SIDE, Here, Way, choose
+from notebook_accel.launch.scripts.way import SIDE_BY_SIDE, Here, Way, choose
 
 PROG = "notebook-accel launch"
 _EXAMPLES = """examples:
@@ -58,7 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.formatter_class = _formatter(parser.formatter_class)
     parser.add_argument("program", metavar="SCRIPT", help=argparse.SUPPRESS)
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    words = parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    words.required = False
     add = parser.add_argument
     add("--help_all", action="help", help="list every option: FSDP, DeepSpeed, ...")
     add("-m", "--module", action="store_true", help="SCRIPT is a module, as in python -m")
@@ -67,20 +69,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--dry_run", action="store_true", help="print what would be started, and start nothing")
     add("-q", "--quiet", action="store_true", help="write nothing about the run on stderr")
     add_options(parser)
-    group = parser.add_argument_group("As torchrun takes them")
-    group.add_argument("--nnodes", metavar="N|MIN:MAX", help="machines; MIN are enough to go on")
-    group.add_argument("--nproc_per_node", metavar="N", help="ranks on each machine")
-    group.add_argument("--standalone", action="store_true", help="one machine under torch's agent")
-    group.add_argument("--local_addr", metavar="ADDRESS", help="this machine's address")
-    for name, help in _PASSED_ON.items():
-        group.add_argument(f"--{name}", metavar="VALUE", help=help)
+    _declare_torchruns(parser.add_argument_group("As torchrun takes them"))
     _fold(parser)
+
+
+def _declare_torchruns(group: argparse._ArgumentGroup) -> None:
+    def add(*names: str, **facts: Any) -> None:
+        group.add_argument(*both_spellings(names), **facts)
+
+    add("--nnodes", metavar="N|MIN:MAX", help="machines; MIN are enough to go on")
+    add("--nproc_per_node", metavar="N", help="ranks on each machine")
+    add("--standalone", action="store_true", help="one machine under torch's agent")
+    add("--local_addr", metavar="ADDRESS", help="this machine's address")
+    for name, help in _PASSED_ON.items():
+        short = ["-r"] if name == "redirects" else []
+        add(*short, f"--{name}", metavar="VALUE", help=help)
 
 
 def run(options: argparse.Namespace) -> int:
     """Start what was asked for, or with ``--dry_run`` tell what that would be."""
     config, path = _settings(options)
-    torchrun = _torchrun(options, config)
+    torchrun = _torchrun(options)
     script = program([options.program, *options.words], options.module, options.no_python)
     absent.refuse_unbuilt(config)
     way = choose(script, config, torchrun, _look_around(config, torchrun))
@@ -120,7 +129,7 @@ def _settings(options: argparse.Namespace) -> tuple[RunConfig, Path | None]:
     return config, path
 
 
-def _torchrun(options: argparse.Namespace, config: RunConfig) -> Torchrun:
+def _torchrun(options: argparse.Namespace) -> Torchrun:
     others: list[str] = []
     for name in _PASSED_ON:
         value = getattr(options, name)
@@ -184,9 +193,7 @@ def _notes(way: Way, config: RunConfig) -> list[str]:
 
 def _plan(way: Way, config: RunConfig, path: Path | None) -> list[str]:
     """Write what would be started, for people; the command line can be pasted into a shell."""
-    ranks = ""
-    if way.who in (SIDE_BY_SIDE, AGENT):
-        ranks = f" x {way.num_ranks}" if way.who == SIDE_BY_SIDE else ""
+    times = f", {way.num_ranks} times" if way.who == SIDE_BY_SIDE else ""
     port = way.port or "a free port"
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if way.who == SIDE_BY_SIDE else {}
     env: Mapping[str, Any] = {**places, **way.env}
@@ -195,7 +202,7 @@ def _plan(way: Way, config: RunConfig, path: Path | None) -> list[str]:
         f"{way.headline}: {way.who}",
         *(f"note: {note}" for note in way.notes),
         "",
-        f"command{ranks}",
+        f"command{times}",
         f"  {shlex.join(way.words)}",
         "",
         "environment",

@@ -75,6 +75,20 @@ def test_both_spellings_of_an_option_are_taken(tmp_path: Path) -> None:
     assert second["env"]["WORLD_SIZE"] == "2"
 
 
+def test_torchruns_words_mean_what_they_mean_there(tmp_path: Path) -> None:
+    words = "--nnodes=2 --nproc-per-node=2 --node-rank=1 --master-addr=10.1.1.1 --master-port=1234"
+    done = launch("--cpu", *words.split(), "--dry-run", write(tmp_path, TELL))
+    assert done.returncode == 0, done.stderr
+    assert "2 CPU processes on machine 1 of 2, which meet at 10.1.1.1:1234" in done.stdout
+    assert "--node-rank 1 --master-addr 10.1.1.1 --master-port 1234" in done.stdout
+
+
+def test_a_launch_without_a_script_says_what_is_missing() -> None:
+    done = launch("--cpu")
+    assert done.returncode == 2
+    assert "the following arguments are required: SCRIPT\n" in done.stderr
+
+
 def test_a_module_is_run_as_python_would(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     write(tmp_path / "package", "", "__init__.py")
