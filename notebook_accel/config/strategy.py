@@ -13,8 +13,20 @@ from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import Handlers
 from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.settings import SETTINGS
+from notebook_accel.config.values import check
 from notebook_accel.config.wishes import DDP, FSDP, Strategy
 from notebook_accel.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What an Accelerator was told of its strategy; ``launched`` counts for who says nothing."""
+
+    strategy: Strategy | str | None = None
+    fsdp_plugin: Any = None
+    axes: ParallelismConfig | None = None
+    launched: Strategy | None = None
 
 
 @dataclass(frozen=True)
@@ -26,24 +38,16 @@ class Chosen:
     axes: ParallelismConfig | None = None
 
 
-def chosen_strategy(
-    strategy: Strategy | str | None,
-    fsdp_plugin: Any,
-    handlers: Handlers,
-    asked: RunConfig,
-    launched: Strategy | None = None,
-    axes: ParallelismConfig | None = None,
-    world_size: int = 1,
-) -> Chosen:
+def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size: int) -> Chosen:
     """Find the strategy; the settings of one that is named by a word are what ``asked`` has.
-
-    ``launched`` is the wish of the launch, for who says nothing; ``axes`` lay ``world_size`` ranks
-    out.
 
     Errors: ConfigError for two that exclude each other, and for what is none.
     """
+    strategy, fsdp_plugin, axes = ways.strategy, ways.fsdp_plugin, ways.axes
     plugin: Any = None
-    if axes is None and asked.use_parallelism_config:
+    if isinstance(strategy, str):
+        check(SETTINGS["strategy"], strategy)
+    if axes is None and strategy is None and asked.use_parallelism_config:
         axes = ParallelismConfig()
     if fsdp_plugin is not None:
         plugin = adopt(fsdp_plugin, FullyShardedDataParallelPlugin)
@@ -69,7 +73,7 @@ def chosen_strategy(
     if plugin is not None:
         return Chosen(plugin.wish(), plugin)
     if strategy is None and handlers.strategy(None) is None:
-        strategy = launched
+        strategy = ways.launched
     if isinstance(strategy, Strategy):
         return Chosen(handlers.strategy(strategy))
     word = strategy or asked.strategy

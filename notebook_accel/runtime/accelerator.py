@@ -32,7 +32,7 @@ from notebook_accel.config.handlers import (
 from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.project import ProjectConfiguration
-from notebook_accel.config.strategy import chosen_strategy
+from notebook_accel.config.strategy import Ways, chosen_strategy
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
@@ -134,15 +134,8 @@ class Accelerator(
         )
         if precision == "bf16" and self._world.device.type == "cpu" and self._world.rank == 0:
             say_how_bf16_runs()
-        chosen = chosen_strategy(
-            strategy,
-            fsdp_plugin,
-            self._handlers,
-            asked,
-            launch.get("wish"),
-            parallelism_config,
-            self._world.size,
-        )
+        ways = Ways(strategy, fsdp_plugin, parallelism_config, launch.get("wish"))
+        chosen = chosen_strategy(ways, self._handlers, asked, self._world.size)
         self._engine = build(chosen.wish, self._world, numbers)
         self._readers = self._engine.layout.readers
         self._clock = Clock(num_steps, self._passes, plugin)

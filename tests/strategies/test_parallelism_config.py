@@ -78,6 +78,11 @@ def test_an_accelerator_takes_axes_by_argument_and_by_the_environment() -> None:
     assert told[0].startswith("FSDP(") and told[1] == "True"
 
 
+def test_an_unknown_word_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="strategy='fdsp'"):
+        Accelerator(cpu=True, strategy="fdsp")
+
+
 def test_two_ways_to_say_it_are_one_too_many() -> None:
     with pytest.raises(ConfigError, match=r"strategy=.* and parallelism_config are both given"):
         Accelerator(cpu=True, strategy=FSDP(), parallelism_config=ParallelismConfig())
