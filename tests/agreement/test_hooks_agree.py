@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_accel import Accelerator, DistributedDataParallelKwargs
+from notebook_accel import Accelerator, DistributedDataParallelKwargs, notebook_launcher
 from notebook_accel.errors import ConfigError
 from notebook_accel.strategies.gradient_hooks import compress_gradients
-from tests.support.ranks import run_ranks
 
 # PowerSGD is exact before it starts, and where its rank is that of the matrices: those of the
 # layers have rank 4 or less, the square of all 49 parameters 7.
@@ -46,13 +48,6 @@ NUM_UPDATES = 12
 
 
 def trains_by_every_hook() -> dict[str, list[float]]:
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    from notebook_accel import Accelerator, DistributedDataParallelKwargs
-    from tests.agreement.test_hooks_agree import HOOKS, LOW_RANK
-
     def train(how: dict, accumulate: int) -> list[float]:
         accelerator = Accelerator(
             cpu=True,
@@ -94,7 +89,7 @@ def trains_by_every_hook() -> dict[str, list[float]]:
 def runs() -> dict[int, dict[str, list[float]]]:
     found = {}
     for size in (1, 2):
-        every = run_ranks(trains_by_every_hook, size)
+        every = list(notebook_launcher(trains_by_every_hook, (), size, device="cpu").values)
         assert all(one == every[0] for one in every)
         found[size] = every[0]
     return found
