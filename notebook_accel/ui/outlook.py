@@ -166,7 +166,9 @@ def _memory_findings(
     told = f"the model needs {bytes_words(needed)} a rank, activations apart"
     if tight:
         free = f"{_name(tight[0])} has {bytes_words(tight[0].free_bytes)} free"
-        return [Finding("warning", f"{told}; {free}", "a smaller model, or a leaner optimizer")]
+        can_share = choice.strategy != "fsdp" and len(machine.of_kind("cuda")) > 1
+        way_out = "fsdp over several GPUs" if can_share else "a leaner optimizer"
+        return [Finding("warning", f"{told}; {free}", f"{way_out}, or a smaller model")]
     everybody = needed * choice.num_processes
     if not used and machine.total_bytes and everybody > machine.free_bytes:
         total = f"{choice.num_processes} ranks {bytes_words(everybody)}"

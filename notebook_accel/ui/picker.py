@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.errors import ConfigError
+from notebook_accel.events import context
 from notebook_accel.launch.machine import Machine, read_machine
 from notebook_accel.launch.timing import Timings, time_precisions
 from notebook_accel.ui.model_size import ModelSize
@@ -30,7 +31,8 @@ class Picker:
 
     ``notebook_launcher(main, config=picker)`` launches with it, ``Accelerator(
     **picker.accelerator_kwargs)`` takes the part of the loop, ``picker.code`` is the line that
-    reproduces it. Without widgets, ``print(picker)`` shows the same and ``choose`` picks.
+    reproduces it. Which GPU is a launch's to say: an Accelerator without one takes the first.
+    Without widgets, ``print(picker)`` shows the same and ``choose`` picks.
     """
 
     asks: ClassVar[tuple[str, ...]] = ()
@@ -136,7 +138,8 @@ class Picker:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The controls where a front end can show them, the text everywhere."""
         bundle: dict[str, Any] = {"text/plain": text(self._state)}
-        if has_kernel() and place().surface not in ("text", "off"):
+        in_worker = context.current() is not None  # nobody would hear its controls
+        if has_kernel() and not in_worker and place().surface not in ("text", "off"):
             bundle[_VIEW] = {
                 "version_major": 2,
                 "version_minor": 0,

@@ -73,6 +73,18 @@ def test_a_function_may_use_the_picker_itself(kernel: Kernel) -> None:
     assert reply.out.count("['no', 'no']") == 2
 
 
+def test_a_worker_that_shows_it_shows_text(kernel: Kernel) -> None:
+    reply = kernel.run(
+        MAIN + "from IPython.display import display\nshown = LaunchPicker(name='shown')\n"
+        "def main():\n    display(shown)\n"
+        "notebook_launcher(main, num_processes=1, device='cpu');"
+    )
+    assert not reply.error, reply.traceback
+    (shown,) = reply.displays
+    assert shown["text/plain"].startswith("LaunchPicker\n")
+    assert VIEW not in shown
+
+
 def test_the_time_button_measures_while_the_kernel_stays_as_it_was(kernel: Kernel) -> None:
     cell = "timed = LaunchPicker(name='timed', device='cpu')\ntimed"
     controls = models(kernel.run(MAIN + cell))

@@ -95,9 +95,13 @@ def test_a_gpu_that_others_use_warns() -> None:
 def test_a_model_that_does_not_fit_warns_with_numbers() -> None:
     (only,) = findings(hardware.T4, model=10**9)
     assert only.startswith("warning: the model needs 18 GB a rank, activations apart; GPU 0 has 15")
+    assert only.endswith("(a leaner optimizer, or a smaller model)")
     (only,) = findings(hardware.PLAIN_CPU, model=10**9, num_processes=2)
     assert "20 GB a rank, activations apart, 2 ranks 40 GB; 28 GB are free" in only
     assert findings(hardware.T4, model=10**8) == []
+    assert findings(hardware.KAGGLE, model=10**9)[0].endswith(
+        "(fsdp over several GPUs, or a smaller model)"
+    )
 
 
 def test_what_was_dropped_is_a_note() -> None:
