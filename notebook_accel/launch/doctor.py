@@ -99,20 +99,18 @@ def examine(num_processes: int, attempt: Callable[[int, str, str], Trial]) -> Di
 
 def opened() -> Iterator[Finding]:
     """Tell whether this process has opened an accelerator, and who did it."""
-    watch = openers.watched()
-    first = watch.first if watch is not None else None
-    facts = [*filter(None, [start.spoiled_accelerator()]), *([str(first)] if first else [])]
-    if not facts:
+    fact = openers.named(start.spoiled_accelerator())
+    if not fact:
         yield Finding(GOOD, "device", "nothing here has opened an accelerator")
         return
     yield Finding(
         NOTE,
         "device",
-        "; ".join(facts),
+        fact,
         "a forked process cannot use an accelerator that its parent opened, so workers start "
         "fresh here (forkserver), which takes some seconds the first time",
         "nothing, or keep device calls inside the launched function"
-        if first is not None
+        if openers.watched() is not None
         else "restart the kernel and run `%load_ext notebook_accel` in its first cell: it names "
         "the line and the package that opens the device",
     )

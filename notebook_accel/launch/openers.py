@@ -117,7 +117,7 @@ class DeviceWatch:
         loader.exec_module = exec_module
 
     def _after_cell(self, result: Any = None) -> None:
-        number = getattr(lines.ipython(), "execution_count", None)
+        number = getattr(result, "execution_count", None)
         place = f"Cell In[{number}]" if number is not None else ""
         for path in self._new_files():
             self._add(Opening(f"{path} was opened by code outside Python", place=place))
@@ -235,6 +235,12 @@ def load_ipython_extension(shell: Any) -> None:
 def watched() -> DeviceWatch | None:
     """Give the watch of this process, if there is one."""
     return _watch
+
+
+def named(fact: str) -> str:
+    """Add who opened a device to ``fact``, if a watch saw it."""
+    first = _watch.first if _watch is not None else None
+    return fact if first is None else f"{fact}; {first}" if fact else str(first)
 
 
 def open_files(pid: int) -> list[str]:

@@ -28,7 +28,7 @@ from multiprocess import spawn as interpreter
 
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import lines, tasks
-from notebook_accel.launch import forkserver, wire, worker
+from notebook_accel.launch import forkserver, openers, wire, worker
 from notebook_accel.launch.crew import Children, Crew
 from notebook_accel.launch.memory import anonymous_file
 from notebook_accel.launch.seat import Lane, Seat
@@ -96,7 +96,7 @@ def choose(wanted: str) -> Choice:
     spoiled = spoiled_accelerator() or _open_group()
     if wanted == "fork" and spoiled:
         raise LaunchError(
-            f"cannot fork workers: {spoiled}",
+            f"cannot fork workers: {openers.named(spoiled)}",
             "a forked process cannot use an accelerator or a process group that its parent opened",
             "leave out start_method (fresh workers are started then), or restart the kernel and"
             " keep device calls inside the function",
@@ -104,7 +104,7 @@ def choose(wanted: str) -> Choice:
     if wanted == "fork":
         return Choice("fork", "as asked")
     if spoiled:
-        return Choice("forkserver", spoiled)
+        return Choice("forkserver", openers.named(spoiled))
     return Choice("fork", "no accelerator is open in this kernel")
 
 
