@@ -84,7 +84,8 @@ for n in range(number):
     time.sleep(0.02)  # for the thread that sends
     took.append(1000 * (time.process_time() - start))
 session.send = counting
-for _ in range(5):
+for n in range(number, number + 5):
+    feed({length} + 10 * n, {length} + 10 * n + 10)
     refresh()
 print("found:", json.dumps([took, Wire.num_bytes / 5]))
 """
