@@ -21,6 +21,7 @@ from notebook_accel.ui.compare import Comparison
 __all__ = ["compare", "get", "last", "list"]
 
 MARKS = {"finished": "✓", "stopped": "■", "failed": "✗", "running": "▶", records.LOST: "†"}
+MAX_NAME = 28
 _COLUMNS = ("run", "started", "what", "how it ended", "steps", "loss", "took", "notebook")
 _RIGHT = {"steps", "took"}
 
@@ -160,8 +161,12 @@ def _row(run: Record) -> tuple[str, ...]:
         f"{run.step:,}",
         " → ".join(words.number(value) for value in ends) if ends else "",
         words.duration(story.took_s) if story.took_s else "",
-        about.notebook,
+        _shortened(about.notebook),
     )
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 9]}…{name[-8:]}"
 
 
 def _day(started: float) -> str:
@@ -170,7 +175,8 @@ def _day(started: float) -> str:
 
 
 def _style(name: str) -> str:
-    return f"text-align:{'right' if name in _RIGHT else 'left'};padding:3px 12px 3px 0"
+    side = "right" if name in _RIGHT else "left"
+    return f"text-align:{side};padding:3px 14px 3px 0;white-space:nowrap"
 
 
 def _where() -> str:
