@@ -48,7 +48,7 @@ _HEADER = struct.Struct("!I32s")
 _PLACE = struct.Struct("!QI")
 _NO = _HEADER.pack(0, bytes(32))  # "I know no such token": no frame is empty
 _MORE, _LAST, _PIECE = b"+", b".", b"#"
-_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
+_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 
 
 class Unwelcome(Exception):

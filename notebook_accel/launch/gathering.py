@@ -269,6 +269,11 @@ class Company:
         """How many ranks they have."""
         return sum(one.num_local for one in self.members)
 
+    @property
+    def words(self) -> list[str]:
+        """What each of them trains on."""
+        return [one.words for one in self.members]
+
     def hear(self, attempt: int, show: Callable[[Any], None] = lambda event: None) -> None:
         """Take what has come from all of them."""
         for one in self.members:

@@ -83,7 +83,13 @@ def lead(
         stack.callback(company.close)
         gate.close()
         through = machines.talking_through(addresses.towards(meeting.host, meeting.port))
-        order = replace(asked, env={**through, **asked.env}, gathers=True)
+        words = machines.together_words([asked.plan.device_words, *company.words])
+        order = replace(
+            asked,
+            plan=replace(asked.plan, device_words=words),
+            env={**through, **asked.env},
+            gathers=True,
+        )
         newest = -1
 
         def attempt(word: Start) -> Attempt:
@@ -193,8 +199,10 @@ class Lead(Attempt):
         now = time.monotonic()
         if ending.reason == "interrupt":
             self._tell("stop")
-        restarts = ending.reason == "failure" and not self._is_last
-        if now >= ending.kill_at and not restarts:
+            over = now >= ending.kill_at
+        else:  # after a failure with restarts left, torch's agents end the others
+            over = now >= ending.terminate_at and (self._is_last or ending.reason != "failure")
+        if over:
             self._tell("kill")
 
     def _tell(self, word: str) -> None:

@@ -12,7 +12,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,6 +111,13 @@ def _carry_out(attempt: Attempt) -> tuple[RunResult | None, BaseException | None
         return None, error
 
 
+def together_words(words: Sequence[str]) -> str:
+    """Say what all machines train on: "2 machines with 2 CPU processes each"."""
+    if len(set(words)) == 1:
+        return f"{len(words)} machines with {words[0]} each"
+    return f"{len(words)} machines with " + " + ".join(words)
+
+
 def placed(order: Order, start: Start) -> Order:
     """The same order for the ranks that torch's agent gave this machine."""
     placements = tuple(
@@ -120,6 +127,7 @@ def placed(order: Order, start: Start) -> Order:
     return with_restart(
         replace(
             order,
+            env={"GROUP_RANK": str(start.node), **order.env},
             plan=replace(order.plan, placements=placements),
             master_addr=start.host,
             port=start.port,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,12 +20,13 @@ from notebook_accel import (
     ConfigError,
     LaunchError,
     RunInterrupted,
+    RunTimeout,
     WorkerDied,
     notebook_launcher,
 )
 from notebook_accel.launch import frames, joining
 from tests.support.kernels import wait_gone
-from tests.support.machines import Joiner, Said, joinable
+from tests.support.machines import Joiner, Script, joinable
 
 
 def train(how: str = "", num_steps: int = 4) -> Any:
@@ -63,17 +65,15 @@ def train(how: str = "", num_steps: int = 4) -> Any:
     return main
 
 
-def test_machines_that_join_make_one_run_with_the_notebook(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_machines_that_join_make_one_run_with_the_notebook() -> None:
     torch.manual_seed(7)
-    with joinable(train(), capfd) as waiting:
+    with joinable(train()) as waiting:
         joiner = waiting.join()
         result = waiting.run.wait(90)
         code, out = joiner.end()
     assert [value[:3] for value in result] == [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
     assert [log.splitlines()[-1] for log in result.logs] == [f"rank {n} is done" for n in range(4)]
-    said = waiting.said.read()
+    said = waiting.said.getvalue()
     assert "[3] rank 3 is done\n" in said
     assert "machine 1 (" in said and ", 127.0.0.1) has joined: 2 CPU processes" in said
     assert code == 0
@@ -85,10 +85,8 @@ def test_machines_that_join_make_one_run_with_the_notebook(
     assert [value[3] for value in result] == [value[3] for value in alone]
 
 
-def test_an_exception_on_another_machine_is_raised_in_the_notebook(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with joinable(train("fail"), capfd) as waiting:
+def test_an_exception_on_another_machine_is_raised_in_the_notebook() -> None:
+    with joinable(train("fail")) as waiting:
         joiner = waiting.join()
         with pytest.raises(ValueError, match="on the other machine") as caught:
             waiting.run.wait(90)
@@ -99,17 +97,32 @@ def test_an_exception_on_another_machine_is_raised_in_the_notebook(
     assert "the run failed; what rank 3 of this machine did: it raised ValueError" in out
 
 
+def listening_at(pids: set[int]) -> set[str]:
+    """Give the addresses at which ``pids``, and what they have started, listen."""
+    found = set()
+    for pid in pids:
+        process = psutil.Process(pid)
+        for one in [process, *process.children(recursive=True)]:
+            for connection in one.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add(connection.laddr.ip)
+    return found
+
+
 @pytest.mark.slow
-def test_all_machines_stop_at_the_same_step(capfd: pytest.CaptureFixture[str]) -> None:
-    with joinable(train("forever", 10**6), capfd) as waiting:
+def test_all_machines_stop_at_the_same_step() -> None:
+    with joinable(train("forever", 10**6)) as waiting:
         joiner = waiting.join()
-        waiting.said.match(r"rank 3 goes on")
+        waiting.match(r"rank 3 goes on")
+        listening = listening_at({os.getpid(), joiner.process.pid, *joiner.family()})
         time.sleep(0.5)
         waiting.run.stop()
         with pytest.raises(RunInterrupted, match=r"stopped at step \d+;") as caught:
             waiting.run.wait(60)
         code, out = joiner.end()
+    assert listening == {"127.0.0.1"}
     result = caught.value.result
+    assert repr(result).startswith("RunResult(2 machines with 2 CPU processes each, ")
     assert len(result.salvaged) == 1 and isinstance(result.salvaged[0], nn.Linear)
     counts = {log.count("goes on") for log in result.logs}
     assert max(counts) - min(counts) <= 1  # the last line of a rank may be under way
@@ -118,23 +131,23 @@ def test_all_machines_stop_at_the_same_step(capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_a_joined_machine_stops_all_of_them(capfd: pytest.CaptureFixture[str]) -> None:
-    with joinable(train("forever", 10**6), capfd) as waiting:
+def test_ctrl_c_at_a_joined_machine_stops_all_of_them() -> None:
+    with joinable(train("forever", 10**6)) as waiting:
         joiner = waiting.join()
-        waiting.said.match(r"rank 3 goes on")
+        waiting.match(r"rank 3 goes on")
         joiner.process.send_signal(signal.SIGINT)
         with pytest.raises(RunInterrupted, match="stopped at step"):
             waiting.run.wait(60)
         code, _ = joiner.end()
-        assert "note: the run was stopped on machine 1 (" in waiting.said.read()
+        assert "note: the run was stopped on machine 1 (" in waiting.said.getvalue()
     assert code == 0
 
 
 @pytest.mark.slow
-def test_a_lost_machine_ends_the_run_and_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    with joinable(train("forever", 10**6), capfd) as waiting:
+def test_a_lost_machine_ends_the_run_and_is_named() -> None:
+    with joinable(train("forever", 10**6)) as waiting:
         joiner = waiting.join()
-        waiting.said.match(r"rank 3 goes on")
+        waiting.match(r"rank 3 goes on")
         family = joiner.family()
         joiner.process.kill()
         with pytest.raises(WorkerDied, match=r"machine 1 \(.*\) was lost, after step") as caught:
@@ -147,10 +160,8 @@ def test_a_lost_machine_ends_the_run_and_is_named(capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_on_another_machine_is_named(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with joinable(train("die"), capfd) as waiting:
+def test_a_rank_that_is_killed_on_another_machine_is_named() -> None:
+    with joinable(train("die")) as waiting:
         joiner = waiting.join()
         with pytest.raises(WorkerDied, match="rank 3 was killed by SIGKILL, after step"):
             waiting.run.wait(90)
@@ -158,60 +169,49 @@ def test_a_rank_that_is_killed_on_another_machine_is_named(
 
 
 @pytest.mark.slow
-def test_a_failure_on_one_machine_restarts_all(capfd: pytest.CaptureFixture[str]) -> None:
-    with joinable(train("fail once"), capfd, max_restarts=1) as waiting:
+def test_a_failure_on_one_machine_restarts_all() -> None:
+    with joinable(train("fail once"), max_restarts=1) as waiting:
         joiner = waiting.join()
         result = waiting.run.wait(120)
         code, out = joiner.end()
     assert [value[0] for value in result] == [0, 1, 2, 3]
     assert len(result.history["loss"]) == 4
     again = "note: starting all ranks on all machines again (restart 1)"
-    assert again in waiting.said.read() and again in out
+    assert again in waiting.said.getvalue() and again in out
     assert code == 0
 
 
 @pytest.mark.slow
-def test_a_joined_machine_leaves_nothing_behind_when_the_notebook_dies(
-    capfd: pytest.CaptureFixture[str], tmp_path: Any
-) -> None:
+def test_a_joined_machine_leaves_nothing_behind_when_the_notebook_dies(tmp_path: Path) -> None:
     script = tmp_path / "notebook.py"
     script.write_text(
         "import time\nfrom notebook_accel import Accelerator, notebook_launcher\n"
         "def main():\n    Accelerator()\n    print('at work')\n    time.sleep(600)\n"
         "notebook_launcher(main, (), 1, num_nodes=2, join=True, device='cpu')\n"
     )
-    notebook = psutil.Popen(
-        [sys.executable, "-u", str(script)],
-        env={**os.environ, "PYTHONPATH": os.getcwd(), "NOTEBOOK_ACCEL_UI": "off"},
-    )
-    said = Said(capfd)
-    address = said.match(r"notebook-accel join (\S+)").group(1)
-    with Joiner(address, said.match(r"token: (\S+)").group(1)) as joiner:
-        said.match(r"1\] at work")
+    with Script(script) as notebook, notebook.joiner() as joiner:
+        notebook.match(r"1\] at work")
         family = joiner.family()
         assert len(family) >= 3  # its rank, its guard, torch's agent
-        notebook.kill()
-        notebook.wait(10)
+        notebook.process.kill()
         code, out = joiner.end()
     assert code == 1
     assert "the notebook is gone, and the ranks of this machine with it" in out
     assert wait_gone(family) == set()
 
 
-def test_strangers_are_refused_and_told_of_while_the_notebook_waits_on(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with joinable(train(), capfd) as waiting:
+def test_strangers_are_refused_and_told_of_while_the_notebook_waits_on() -> None:
+    with joinable(train()) as waiting:
         with Joiner(waiting.address, frames.new_token()) as stranger_with_token:
             code, out = stranger_with_token.end()
         assert code == 1
         assert "this machine was not let in: the notebook knows no such token" in out
-        waiting.said.match("note: 127.0.0.1 was not let in: its token is wrong")
+        waiting.match("note: 127.0.0.1 was not let in: its token is wrong")
         host, _, port = waiting.address.partition(":")
         assert host == "127.0.0.1"
         with socket.create_connection((host, int(port)), 5) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(60))
-            waiting.said.match("note: 127.0.0.1 was not let in: it speaks no such protocol")
+            waiting.match("note: 127.0.0.1 was not let in: it speaks no such protocol")
         waiting.run.stop()
         with pytest.raises(RunInterrupted, match="stopped while it waited for machines"):
             waiting.run.wait(30)
@@ -220,9 +220,64 @@ def test_strangers_are_refused_and_told_of_while_the_notebook_waits_on(
     assert "copy the line that the notebook shows now" in caught.value.fix
 
 
-def test_a_notebook_does_not_wait_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_each_token_lets_one_of_several_machines_in() -> None:
+    with joinable(train(), num_processes=1, num_nodes=3) as waiting:
+        assert len(waiting.tokens) == 2
+        used = waiting.tokens[0]
+        first = waiting.join()
+        waiting.match("machine 1 .* has joined")
+        with Joiner(waiting.address, used) as again:
+            code, out = again.end()
+            assert code == 1
+            assert "this machine was not let in: its token was used already" in out
+        waiting.match("note: 127.0.0.1 was not let in: its token was used already")
+        second = waiting.join()
+        result = waiting.run.wait(110)
+        assert [first.end()[0], second.end()[0]] == [0, 0]
+    assert [value[:3] for value in result] == [(0, 3, 0), (1, 3, 0), (2, 3, 0)]
+    assert "machine 2 (" in waiting.said.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_run_that_takes_too_long_ends_on_all_machines(start_method: str) -> None:
+    how = {"num_processes": 1, "start_method": start_method, "timeout_s": 20.0}
+    with joinable(train("forever", 10**6), **how) as waiting:
+        joiner = waiting.join()
+        with pytest.raises(RunTimeout, match="longer than timeout_s=20") as caught:
+            waiting.run.wait(100)
+        _, out = joiner.end()
+    assert "rank 1 could not be asked, after step" in caught.value.why
+    # its rank may see the connection break before the notebook's word is there
+    assert "The run was stopped." in out or "the run failed" in out
+
+
+@pytest.mark.slow
+def test_big_arguments_and_results_travel_between_machines() -> None:
+    def main(table: torch.Tensor) -> torch.Tensor:
+        return table + int(os.environ["RANK"])
+
+    table = torch.arange(10_000_000.0)
+    with joinable(main, (table,), num_processes=1) as waiting:
+        joiner = waiting.join()
+        result = waiting.run.wait(100)
+        assert joiner.end()[0] == 0
+    assert torch.equal(result[1], table + 1)
+
+
+def test_what_cannot_travel_is_named_before_anybody_is_waited_for(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    lock = threading.Lock()
+    with pytest.raises(LaunchError, match="the captured variable lock"):
+        notebook_launcher(lambda: lock, (), 1, num_nodes=2, join=True, device="cpu")
+    assert "Waiting for" not in capfd.readouterr().out
+
+
+def test_a_notebook_does_not_wait_for_ever() -> None:
     with (
-        joinable(train(), capfd, rdzv_conf={"join_timeout": 1}) as waiting,
+        joinable(train(), rdzv_conf={"join_timeout": 1}) as waiting,
         pytest.raises(LaunchError, match="0 of 1 other machine joined within 1 s") as caught,
     ):
         waiting.run.wait(30)

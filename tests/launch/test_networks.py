@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.support.machines import ROOT, Joiner
+from tests.support.machines import Joiner, Script
 
 HERE, THERE = "10.77.83.1", "10.77.83.2"
 WAIT_S = 90.0
@@ -78,53 +75,23 @@ def networks() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
 
 
-class Notebook:
-    """A launch in a namespace, waiting to be joined."""
+def notebook_in(network: str, folder: Path, num_steps: int) -> Script:
+    """Launch in a namespace, to be joined."""
+    path = folder / "notebook.py"
+    path.write_text(NOTEBOOK)
+    return Script(path, str(num_steps), inside=("ip", "netns", "exec", network))
 
-    def __init__(self, network: str, script: Path, num_steps: int) -> None:
-        script.write_text(NOTEBOOK)
-        self.process = subprocess.Popen(
-            ["ip", "netns", "exec", network, sys.executable, "-u", str(script), str(num_steps)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "NOTEBOOK_ACCEL_UI": "off"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
-        self.said = ""
 
-    def __enter__(self) -> Notebook:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for one in psutil.Process(self.process.pid).children(recursive=True):
-            one.kill()
-        self.process.kill()
-        self.process.communicate()
-
-    def match(self, pattern: str) -> re.Match[str]:
-        """Wait until it has written what ``pattern`` finds."""
-        deadline = time.monotonic() + WAIT_S
-        assert self.process.stdout is not None
-        while time.monotonic() < deadline:
-            self.said += (self.process.stdout.read() or b"").decode()
-            if found := re.search(pattern, self.said):
-                return found
-            time.sleep(0.05)
-        raise TimeoutError(f"{pattern!r} was not written: {self.said}")
-
-    def joiner(self, network: str) -> Joiner:
-        """Join it from another namespace."""
-        line = self.match(r"notebook-accel join (\S+) (--trusted-network)\n")
-        token = self.match(r"token: (\S+)").group(1)
-        inside = ("ip", "netns", "exec", network)
-        return Joiner(line.group(1), token, line.group(2), inside=inside)
+def joiner_in(network: str, notebook: Script) -> Joiner:
+    """Join it from another namespace, by the line that it shows."""
+    option = notebook.match(r"notebook-accel join \S+ (\S+)\n").group(1)
+    return notebook.joiner(option, inside=("ip", "netns", "exec", network))
 
 
 @pytest.mark.slow
 def test_a_machine_joins_over_a_network(networks: tuple[str, str], tmp_path: Path) -> None:
     here, there = networks
-    with Notebook(here, tmp_path / "a.py", 5) as notebook, notebook.joiner(there) as joiner:
+    with notebook_in(here, tmp_path, 5) as notebook, joiner_in(there, notebook) as joiner:
         found = notebook.match(r"values (.*)\n").group(1)
         assert joiner.end()[0] == 0
     assert found == "[(0, False), (1, False), (2, True), (3, True)] 5"
@@ -136,7 +103,7 @@ def test_a_machine_that_loses_its_power_ends_the_run(
     networks: tuple[str, str], tmp_path: Path
 ) -> None:
     here, there = networks
-    with Notebook(here, tmp_path / "a.py", 10**6) as notebook, notebook.joiner(there) as joiner:
+    with notebook_in(here, tmp_path, 10**6) as notebook, joiner_in(there, notebook) as joiner:
         notebook.match("under way")
         listed = subprocess.run(["ip", "netns", "pids", there], capture_output=True, timeout=30)
         for pid in listed.stdout.split():
@@ -152,7 +119,7 @@ def test_a_cable_that_is_pulled_ends_the_run_on_both_sides(
 ) -> None:
     """Nobody says goodbye here: the system finds out by itself within 20 seconds."""
     here, there = networks
-    with Notebook(here, tmp_path / "a.py", 10**6) as notebook, notebook.joiner(there) as joiner:
+    with notebook_in(here, tmp_path, 10**6) as notebook, joiner_in(there, notebook) as joiner:
         notebook.match("under way")
         ip("-n", there, "link", "set", f"vb{os.getpid()}", "down")
         notebook.match(r"WorkerDied: machine 1 \((.*)\) was lost, after step \d+")

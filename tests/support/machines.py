@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from notebook_accel import notebook_launcher
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 90.0
+
+
+def wait_for(read: Callable[[], str], pattern: str) -> re.Match[str]:
+    """Wait until what ``read`` gives has what ``pattern`` finds."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if found := re.search(pattern, read()):
+            return found
+        time.sleep(0.05)
+    raise TimeoutError(f"{pattern!r} was not written: {read()}")
 
 
 class Joiner:
@@ -53,67 +63,88 @@ class Joiner:
         return {one.pid for one in psutil.Process(self.process.pid).children(recursive=True)}
 
 
-class Waiting:
-    """A launch that waits for other machines."""
+class Script:
+    """A script that launches, in a process of its own; ``inside`` is a command that runs it."""
 
-    def __init__(self, run: Any, said: Said) -> None:
-        self.run = run
-        self.said = said
-        self.address = said.match(r"notebook-accel join (\S+)").group(1)
-        said.match(r"token: (\S+)")
-        self.tokens = re.findall(r"token: (\S+)", said.text)
-        self.joined: list[Joiner] = []
+    def __init__(self, path: Path, *words: str, inside: tuple[str, ...] = ()) -> None:
+        self.process = subprocess.Popen(
+            [*inside, sys.executable, "-u", str(path), *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "NOTEBOOK_ACCEL_UI": "off"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.said = ""
 
-    def join(self, *options: str) -> Joiner:
-        """Join it as one should."""
-        self.joined.append(Joiner(self.address, self.tokens.pop(0), *options))
-        return self.joined[-1]
+    def __enter__(self) -> Script:
+        return self
 
-
-class Said:
-    """What this process has written so far."""
-
-    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
-        self._capture = capture
-        self.text = ""
+    def __exit__(self, *exc_info: object) -> None:
+        if self.process.poll() is None:
+            for one in psutil.Process(self.process.pid).children(recursive=True):
+                one.kill()
+        self.process.kill()
+        self.process.communicate()
 
     def match(self, pattern: str) -> re.Match[str]:
         """Wait until it has written what ``pattern`` finds."""
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
-            self.read()
-            if found := re.search(pattern, self.text):
-                return found
-            time.sleep(0.05)
-        raise TimeoutError(f"{pattern!r} was not written: {self.text}")
+        return wait_for(self._read, pattern)
 
-    def read(self) -> str:
-        """Give all of it."""
-        self.text += "".join(self._capture.readouterr())
-        return self.text
+    def _read(self) -> str:
+        assert self.process.stdout is not None
+        self.said += (self.process.stdout.read() or b"").decode()
+        return self.said
+
+    def joiner(self, *options: str, inside: tuple[str, ...] = ()) -> Joiner:
+        """Join it as one should."""
+        address = self.match(r"notebook-accel join (\S+)").group(1)
+        token = self.match(r"token: (\S+)\n").group(1)
+        return Joiner(address, token, *options, inside=inside)
+
+
+class Waiting:
+    """A launch of this process that waits for other machines; ``said`` is what it has written."""
+
+    def __init__(self, run: Any, said: io.StringIO) -> None:
+        self.run = run
+        self.said = said
+        self.joined: list[Joiner] = []
+        self.address = self.match(r"notebook-accel join (\S+)").group(1)
+        self.match(r"token: (\S+)\n")
+        self.tokens = re.findall(r"token: (\S+)", said.getvalue())
+
+    def match(self, pattern: str) -> re.Match[str]:
+        """Wait until it has written what ``pattern`` finds."""
+        return wait_for(self.said.getvalue, pattern)
+
+    def join(self) -> Joiner:
+        """Join it as one should."""
+        self.joined.append(Joiner(self.address, self.tokens.pop(0)))
+        return self.joined[-1]
 
 
 @contextmanager
 def joinable(
     main: Callable[..., Any],
-    capture: pytest.CaptureFixture[str],
     args: tuple[Any, ...] = (),
     num_processes: int = 2,
     num_nodes: int = 2,
     **how: Any,
 ) -> Iterator[Waiting]:
     """Launch ``main`` for machines to join; what is left of it is ended."""
-    run = notebook_launcher(
-        main, args, num_processes, num_nodes=num_nodes, join=True, device="cpu", block=False, **how
-    )
-    waiting = None
-    try:
-        waiting = Waiting(run, Said(capture))
-        yield waiting
-    finally:
-        for joiner in waiting.joined if waiting is not None else []:
-            joiner.__exit__()
-        if not run.done:
-            run.kill()
-            run._done.wait(WAIT_S)
-        run._thread.join(WAIT_S)
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        how = {"num_nodes": num_nodes, "device": "cpu", "block": False, **how}
+        run = notebook_launcher(main, args, num_processes, join=True, **how)
+        joined: list[Joiner] = []
+        try:
+            waiting = Waiting(run, said)
+            joined = waiting.joined
+            yield waiting
+        finally:
+            for joiner in joined:
+                joiner.__exit__()
+            if not run.done:
+                run.kill()
+            run._thread.join(WAIT_S)
