@@ -23,6 +23,7 @@ CORE = [
     "tests/kernel/test_interrupts.py::test_an_interrupt_during_the_start_leaves_nothing",
     "tests/kernel/test_what_travels.py::test_a_module_of_a_cell_comes_back_as_the_kernels_own_class",
     "tests/kernel/test_ways_out.py",
+    "tests/kernel/test_panel.py",
     "tests/kernel/test_pickers.py",
 ]
 

@@ -159,6 +159,11 @@ class Kernel:
                 seen += message["content"].get("text", "")
                 seen += "\n".join(message["content"].get("traceback", []))
 
+    def send_comm(self, comm_id: str, data: dict[str, Any]) -> None:
+        """Send what a widget in the page sends: a click, say."""
+        content = {"comm_id": comm_id, "data": data}
+        self._client.shell_channel.send(self._client.session.msg("comm_msg", content))
+
     def interrupt(self) -> None:
         """Do what the interrupt button does: SIGINT to the kernel's whole process group."""
         self._manager.interrupt_kernel()
