@@ -35,12 +35,11 @@ def root() -> Path | None:
     wish = os.environ.get(VARIABLE, "").strip()
     if wish.lower() in _OFF:
         return None
-    if wish:
-        return Path(wish).expanduser()
-    if sys.platform == "darwin":
-        return Path("~/Library/Application Support/notebook_accel/runs").expanduser()
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "notebook_accel" / "runs"
+    if not wish:
+        usual = "~/Library/Application Support" if sys.platform == "darwin" else "~/.local/share"
+        wish = f"{os.environ.get('XDG_DATA_HOME') or usual}/notebook_accel/runs"
+    folder = os.path.expanduser(wish)
+    return None if folder.startswith("~") else Path(os.path.abspath(folder))  # nobody's home
 
 
 def new_id() -> str:

@@ -115,9 +115,9 @@ class Story:
     def handle(self, event: Any) -> bool:
         """Take one event; True when it is worth telling at once."""
         if isinstance(event, Progress):
-            self._progress(self.ranks[event.rank], event)
+            self._progress(self._rank(event.rank), event)
         elif isinstance(event, Started):
-            rank = self.ranks[event.rank]
+            rank = self._rank(event.rank)
             rank.device, rank.pid, rank.num_threads = event.device, event.pid, event.num_threads
             return True
         elif isinstance(event, Output):
@@ -151,8 +151,14 @@ class Story:
         rank.num_batches, rank.samples = event.num_batches, event.samples
         rank.data_wait_s = event.data_wait_s
 
+    def _rank(self, number: int) -> RankStory:
+        while len(self.ranks) <= number:  # other machines' ranks are told of as they come
+            self.ranks.append(RankStory())
+        return self.ranks[number]
+
     def _end(self, rank: int, how: str) -> bool:
-        self.ranks[rank].ended = self.ranks[rank].ended or how
+        story = self._rank(rank)
+        story.ended = story.ended or how
         return True
 
     def _warnings(self, event: Output) -> None:

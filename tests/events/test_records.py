@@ -119,6 +119,14 @@ def test_failures_and_interrupts_are_on_record_with_what_the_person_was_told(roo
     assert ends == ["killed by SIGSEGV", "left with exit code 3"]
 
 
+def test_ranks_of_other_machines_are_taken_in_as_they_come(root: Path) -> None:
+    run = Recorded(root)
+    run.take(Started(3, 14, "cuda:1", 2), Output(3, "stdout", "over here\n"), Returned(3, 1))
+    kept = run.end()
+    assert [rank.ended for rank in kept.story.ranks] == ["", "", "", "returned"]
+    assert kept.logs(3) == "over here\n"
+
+
 def test_warnings_are_counted_over_ranks_and_long_tasks_timed(root: Path) -> None:
     run = Recorded(root)
     for rank in (0, 1):
@@ -258,6 +266,10 @@ def test_without_the_variable_records_lie_in_the_persons_data(
         assert shelf.root() == Path("/somewhere/notebook_accel/runs")
     monkeypatch.setenv("NOTEBOOK_ACCEL_RUNS", "~/elsewhere")
     assert shelf.root() == Path.home() / "elsewhere"
+    monkeypatch.setenv("NOTEBOOK_ACCEL_RUNS", "~nobody-of-this-name/runs")
+    assert shelf.root() is None
+    monkeypatch.setenv("NOTEBOOK_ACCEL_RUNS", "here")
+    assert shelf.root() == Path.cwd() / "here", "it holds when the kernel changes its directory"
 
 
 def test_nobody_else_can_look_into_records(root: Path) -> None:
