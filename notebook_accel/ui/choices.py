@@ -72,7 +72,7 @@ def decide(wishes: Mapping[str, Any], machine: Machine, firm: Collection[str] = 
     values: dict[str, Any] = {}
     dropped: dict[str, str] = {}
     for name, (default, admit) in _RULES.items():
-        if wishes.get(name) is not None:
+        if name in wishes:
             try:
                 refuse_unbuilt(RunConfig(**{name: wishes[name]}))
                 values[name] = admit(wishes[name], values, machine)

@@ -112,7 +112,8 @@ class State:
         """
         check_names(self.kind, self.asked, values)
         kept = {name: wish for name, wish in self.wishes.items() if name not in self.dropped}
-        state = replace(self, wishes={**kept, **values}, firm=frozenset(values))
+        wishes = {name: wish for name, wish in {**kept, **values}.items() if wish is not None}
+        state = replace(self, wishes=wishes, firm=frozenset(values))
         _ = state.decision  # raises here, before anything changes
         return state
 

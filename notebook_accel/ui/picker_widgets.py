@@ -18,6 +18,7 @@ from notebook_accel.ui.choices import devices_of, offered
 from notebook_accel.ui.picker_state import LABELS, State
 
 _WIDE = {"description_width": "7.5em"}
+_MOST = 1_000_000  # of what has no end: a field needs one
 _LABEL_GAP = "0 0 0 calc(7.5em + 9px)"
 
 
@@ -100,7 +101,7 @@ class _Numbers:
         self.parts = [_explained(self._field, name)]
 
     def show(self, state: State) -> None:
-        most = state.most_processes if self._name == "num_processes" else 100_000
+        most = state.most_processes if self._name == "num_processes" else _MOST
         value = state.values[self._name]
         self._field.max = max(most, value)
         self._field.value = value

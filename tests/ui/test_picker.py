@@ -108,6 +108,9 @@ def test_a_choice_that_cannot_be_changes_nothing() -> None:
 def test_none_goes_back_to_the_default() -> None:
     picker = LaunchPicker(machine=hardware.KAGGLE).choose(num_processes=1)
     assert picker.choose(num_processes=None).values["num_processes"] == 2
+    picker.choose(mixed_precision="no")
+    assert "float32 is your choice; fp16 suits most" in repr(picker)
+    assert "fp16 is preselected" in repr(picker.choose(mixed_precision=None))
 
 
 def test_what_no_longer_fits_gives_way_to_the_newer_pick() -> None:
