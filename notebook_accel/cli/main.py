@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROG} {__version__}")
         return 0
     if words[0] not in COMMANDS:
-        print(f"{PROG}: {_unknown(words[0])}\n  do:  {PROG} --help", file=sys.stderr)
+        print(f"{PROG}: {_unknown(words)}", file=sys.stderr)
         return 2
     parser = Parser(prog=f"{PROG} {words[0]}", description=sentence(COMMANDS[words[0]]))
     module = command(words[0])
@@ -84,9 +85,14 @@ def sentence(help: str) -> str:
     return f"{help[0].upper()}{help[1:]}."
 
 
-def _unknown(word: str) -> str:
+def _unknown(words: list[str]) -> str:
+    """Say that the first word is no command, and what was probably meant."""
+    word, fix = words[0], f"{PROG} --help"
     kind = "option" if word.startswith("-") else "command"
-    return f"unknown {kind} {word}{did_you_mean(word, [*COMMANDS, '--help', '--version'])}"
+    near = did_you_mean(word, [*COMMANDS, "--help", "--version"])
+    if not near and any(other.endswith(".py") for other in words):
+        fix = f"{PROG} launch {shlex.join(words)}"
+    return f"unknown {kind} {word}{near}\n  do:  {fix}"
 
 
 def _finish(module: Any, options: Any) -> int:

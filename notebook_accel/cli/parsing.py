@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ _WIDTH = 80
 _HELP_AT = 30
 _CHOICES_FIT = 22
 _USAGE_LINES = 6
+_CHOICE = re.compile(r"invalid choice: '?(?P<word>[^']*?)'? \(choose from (?P<known>.*)\)")
 
 
 class Help(argparse.HelpFormatter):
@@ -80,6 +82,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where the options are listed; exit code 2."""
+        wrong = _CHOICE.search(message)
+        if wrong is not None:
+            known = re.findall(r"[^\s,']+", wrong["known"])
+            near = did_you_mean(wrong["word"], known)
+            message = f"unknown word {wrong['word']}; known are {', '.join(known)}{near}"
         self.exit(2, f"{self.prog}: {message}\n  do:  {self.prog} --help lists the options\n")
 
     def _nearest(self, word: str) -> str:

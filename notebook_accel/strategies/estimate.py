@@ -168,7 +168,8 @@ def _from_config(name: str, trust: bool) -> tuple[nn.Module, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{name} is no model here: {str(error).splitlines()[0][:200]}",
-            "it was taken for a configuration of transformers, in a folder or already downloaded",
+            "it is no module that can be imported, and was taken for a configuration of "
+            "transformers, in a folder or already downloaded",
             f"download it first (hf download {name} config.json), or name a function: "
             "file.py:function",
         ) from error

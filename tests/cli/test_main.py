@@ -49,11 +49,26 @@ def test_an_unknown_command_names_the_nearest() -> None:
     assert done.stderr.startswith("notebook-accel: unknown command evn; did you mean env?\n  do: ")
 
 
+def test_a_script_in_the_place_of_a_command_is_launched_by_launch() -> None:
+    assert "do:  notebook-accel launch train.py --lr 1\n" in typed("train.py", "--lr", "1").stderr
+    said = typed("--num_processes", "2", "train.py").stderr
+    assert "do:  notebook-accel launch --num_processes 2 train.py\n" in said
+
+
 def test_an_unknown_option_names_the_nearest() -> None:
     assert "unknown option --vresion; did you mean --version?" in typed("--vresion").stderr
     done = typed("env", "--hlep")
     assert done.returncode == 2
     assert done.stderr.startswith("notebook-accel env: unknown option --hlep; did you mean --help?")
+
+
+def test_an_unknown_word_lists_what_is_known_and_names_the_nearest() -> None:
+    done = typed("config", "shwo")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "notebook-accel config: unknown word shwo; known are default, show, update, validate; "
+        "did you mean show?\n"
+    )
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
