@@ -1,7 +1,7 @@
 """Accelerate's ``optimizer`` module."""
 
 from notebook_accel.compat.doors import door as _door
-from notebook_accel.runtime.optimizer import PreparedOptimizer as AcceleratedOptimizer
+from notebook_accel.runtime.roles import AcceleratedOptimizer
 
 __all__ = [
     "AcceleratedOptimizer",

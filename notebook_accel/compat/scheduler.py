@@ -1,7 +1,7 @@
 """Accelerate's ``scheduler`` module."""
 
 from notebook_accel.compat.doors import door as _door
-from notebook_accel.runtime.optimizer import PreparedScheduler as AcceleratedScheduler
+from notebook_accel.runtime.roles import AcceleratedScheduler
 
 __all__ = [
     "AcceleratedScheduler",

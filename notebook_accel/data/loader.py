@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from notebook_accel.config.kinds import RNGType
 from notebook_accel.data.batch import num_rows, to_device
 from notebook_accel.data.dealers import Start
 from notebook_accel.data.randomness import in_plain_values
@@ -97,6 +98,8 @@ class PreparedLoader(DataLoader[Any]):
 
     Ranks: all ranks iterate it together.
     """
+
+    _is_accelerate_prepared = True  # other libraries ask by this name
 
     def __init__(self, source: DataLoader[Any], reading: Reading, passes: Passes) -> None:
         # Not super().__init__(): a reader does a DataLoader's work, this face owns no workers.
@@ -255,6 +258,41 @@ class PreparedLoader(DataLoader[Any]):
     def total_dataset_length(self) -> int:
         """How many samples the dataset has."""
         return len(self.source.dataset)  # type: ignore[arg-type]
+
+    @property
+    def remainder(self) -> int:
+        """How many samples the last step of all ranks together has, if it is short.
+
+        0 when it is full, -1 for a stream without a length.
+        """
+        try:
+            return self.total_dataset_length % self.total_batch_size
+        except TypeError:
+            return -1
+
+    @property
+    def rng_types(self) -> list[RNGType]:
+        """Which random numbers ranks share at the start of a pass, beside the samplers'."""
+        return list(self.reading.seat.rng_types)
+
+    def get_sampler(self) -> Any:
+        """Give what orders the samples: a sampler, or a batch sampler that does it by itself."""
+        order = self.reading.order
+        return self.source.sampler if order is None else order.sampler
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Let ``sampler`` order the samples from the next pass on, in place of the one there was.
+
+        Ranks: all ranks call it, with samplers of the same dataset.
+        Errors: RuntimeMisuse for a loader whose order is not ours to change.
+        """
+        if self.reading.order is None:
+            raise RuntimeMisuse(
+                "set_sampler() of a loader that reads a stream, or deals to ranks by itself",
+                "nothing orders its samples that could be exchanged",
+                "make a DataLoader with that sampler, and prepare it",
+            )
+        self.reading.order.sampler = sampler
 
     @property
     def end_of_dataloader(self) -> bool:

@@ -106,7 +106,7 @@ class GradientState:
         0 when it is full, -1 outside of loops and for loaders without a length.
         """
         one = self._walk
-        return -1 if one is None else _remainder(one)
+        return -1 if one is None else one.loader.remainder
 
     @property
     def _walk(self) -> Pass | None:
@@ -126,10 +126,3 @@ class GradientState:
     @staticmethod
     def _reset_state() -> None:
         GradientState._shared_state.clear()
-
-
-def _remainder(one: Pass) -> int:
-    try:
-        return one.loader.total_dataset_length % one.loader.total_batch_size
-    except TypeError:  # a stream that does not know its length
-        return -1

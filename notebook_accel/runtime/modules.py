@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import reduce
 from pathlib import Path
@@ -96,9 +96,31 @@ def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) ->
     obj.load_state_dict(load(Path(path) / f"custom_checkpoint_{index}.pkl", weights_only=False))
 
 
-def load_state_dict(checkpoint_file: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a state dict from safetensors or from what ``torch.save`` wrote."""
-    return weights.read(Path(checkpoint_file))
+def load_state_dict(
+    checkpoint_file: str | os.PathLike[str], device_map: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Read a state dict from safetensors or from what ``torch.save`` wrote.
+
+    ``device_map`` puts tensors on devices by the longest beginning of their names; "" is the rest,
+    and what it sends to "disk" stays where it is read.
+    """
+    state = weights.read(Path(checkpoint_file))
+    if device_map:
+        for name, tensor in state.items():
+            place = _place_of(name, device_map)
+            if place not in (None, "disk"):
+                state[name] = tensor.to(place)
+    return state
+
+
+def _place_of(name: str, device_map: Mapping[str, Any]) -> Any:
+    inside = [key for key in device_map if key == "" or f"{name}.".startswith(f"{key}.")]
+    return device_map[max(inside, key=len)] if inside else None
+
+
+def clean_state_dict_for_safetensors(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Give a state dict in which every tensor has one name, as safetensors wants it."""
+    return weights.without_repeats(state_dict)
 
 
 def find_tied_parameters(model: nn.Module) -> list[list[str]]:

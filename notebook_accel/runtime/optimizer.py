@@ -27,6 +27,8 @@ class PreparedOptimizer(Optimizer):
     Ranks: all ranks call ``step`` together.
     """
 
+    _is_accelerate_prepared = True  # other libraries ask by this name
+
     def __init__(
         self, inner: Optimizer, engine: Engine, clock: Clock, after_step: Callable[[int], None]
     ) -> None:
@@ -70,6 +72,26 @@ class PreparedOptimizer(Optimizer):
     def defaults(self) -> Any:  # type: ignore[override]
         """The inner optimizer's defaults."""
         return self.inner.defaults
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer as it was given, by Accelerate's name."""
+        return self.inner
+
+    @property
+    def scaler(self) -> Any:
+        """The loss scaler of fp16; None for other precisions."""
+        return self._engine.precision.scaler
+
+    def train(self) -> None:
+        """Say that training goes on, to an optimizer that wants to know (schedule-free ones)."""
+        if hasattr(self.inner, "train"):
+            self.inner.train()
+
+    def eval(self) -> None:
+        """Say that an evaluation begins, to an optimizer that wants to know."""
+        if hasattr(self.inner, "eval"):
+            self.inner.eval()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, unless micro-batches of an open window still wait in them."""
@@ -121,6 +143,8 @@ class PreparedScheduler(LRScheduler):
     ReduceLROnPlateau is about an epoch's metric, not about steps: it steps as it is told.
     """
 
+    _is_accelerate_prepared = True
+
     def __init__(
         self,
         inner: LRScheduler,
@@ -143,6 +167,11 @@ class PreparedScheduler(LRScheduler):
 
     def __reduce__(self) -> Any:
         raise cannot_travel("scheduler")
+
+    @property
+    def scheduler(self) -> LRScheduler:
+        """The scheduler as it was given, by Accelerate's name."""
+        return self.inner
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advance the schedule by what one optimizer step is worth."""

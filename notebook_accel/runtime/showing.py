@@ -165,7 +165,9 @@ class Showing(Sharing):
         maps = [getattr(part, "hf_device_map", None) or {} for part in model.modules()]
         return any(len(one) > 1 for one in maps)
 
-    def maybe_context_parallel(self, *args: Any, **kwargs: Any) -> Any:
+    def maybe_context_parallel(
+        self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None
+    ) -> Any:
         """Split long sequences over ranks inside the block, where that was asked for; not here."""
         return nullcontext()
 

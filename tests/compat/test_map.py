@@ -198,6 +198,17 @@ def test_over_how_many_ranks_a_model_is_cut() -> None:
     assert notebook_accel.utils.get_model_tp_size(nn.DataParallel(model)) == 4
 
 
+def test_a_state_dict_is_read_onto_devices(tmp_path: Any) -> None:
+    from notebook_accel.utils import clean_state_dict_for_safetensors, load_state_dict
+
+    one = torch.ones(2)
+    torch.save({"a.x": one, "ab": one.clone(), "a.b.c": one.clone()}, tmp_path / "w.bin")
+    read = load_state_dict(tmp_path / "w.bin", device_map={"": "cpu", "a": "meta", "a.b": "disk"})
+    where = {name: tensor.device.type for name, tensor in read.items()}
+    assert where == {"a.x": "meta", "ab": "cpu", "a.b.c": "cpu"}
+    assert list(clean_state_dict_for_safetensors(state_dict={"a": one, "b": one})) == ["a"]
+
+
 def test_a_registered_object_has_a_file_of_its_own(tmp_path: Any) -> None:
     from notebook_accel.checkpointing import load_custom_state, save_custom_state
 

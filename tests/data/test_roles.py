@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torch.utils.data import BatchSampler, DataLoader
+import pytest
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from notebook_accel.data_loader import (
     DataLoaderAdapter,
@@ -11,6 +12,7 @@ from notebook_accel.data_loader import (
     DataLoaderStateMixin,
     prepare_data_loader,
 )
+from notebook_accel.errors import RuntimeMisuse
 from tests.support.ranks import run_ranks
 
 
@@ -58,6 +60,27 @@ def test_a_loader_of_ones_own_knows_its_remainder() -> None:
     loader.end()
     loader.reset()
     assert (loader.remainder, loader.end_of_dataloader) == (-1, False)
+
+
+def test_the_sampler_of_a_prepared_loader_can_be_exchanged() -> None:
+    loader = prepare_data_loader(DataLoader(list(range(4)), batch_size=2))
+    assert isinstance(loader.get_sampler(), SequentialSampler)
+    loader.set_sampler([3, 2, 1, 0])
+    assert [one.tolist() for one in loader] == [[3, 2], [1, 0]]
+    assert (loader.remainder, loader.rng_types, loader._is_accelerate_prepared) == (0, [], True)
+    odd = prepare_data_loader(DataLoader(list(range(5)), batch_size=2), "cpu", 2, 0)
+    assert odd.remainder == 1
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(2))
+
+    stream = prepare_data_loader(DataLoader(Stream()))
+    assert stream.remainder == -1
+    with pytest.raises(RuntimeMisuse) as error:
+        stream.set_sampler([0])
+    assert "set_sampler() of a loader that reads a stream" in error.value.what
+    assert error.value.why and "prepare it" in error.value.fix
 
 
 def test_ranks_share_the_generator_of_a_shard_and_rank_0_reads_for_a_dispatcher() -> None:

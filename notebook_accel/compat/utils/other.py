@@ -1,11 +1,11 @@
 """Accelerate's ``utils.other`` module."""
 
-from notebook_accel.checkpoint.weights import without_repeats as clean_state_dict_for_safetensors
 from notebook_accel.compat.doors import door as _door
 from notebook_accel.config.environment import clear_environment, patch_environment
 from notebook_accel.launch.basic_config import write_basic_config
 from notebook_accel.runtime.machine import check_os_kernel
 from notebook_accel.runtime.modules import (
+    clean_state_dict_for_safetensors,
     compile_regions,
     convert_bytes,
     extract_model_from_parallel,
