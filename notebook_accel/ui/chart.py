@@ -20,12 +20,13 @@ MAX_LINES = 6
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 596, 14, 214
 _DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "1 4")
 _LOG_FROM = 1e4
-_LABEL_PX = 30
+_LABEL_PX = 32
 
 STYLE = """
 .chart { display: block; width: 100%; height: auto; overflow: visible; }
 .chart text { font: 11px system-ui, sans-serif; fill: var(--faint); }
 .chart .name { font-size: 12px; font-weight: 600; }
+.chart text.bad { fill: var(--bad); font-weight: 600; }
 .chart .grid { stroke: var(--line); stroke-width: 1; }
 .chart .axis { stroke: var(--faint); stroke-width: 1; }
 .chart .curve { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
@@ -165,11 +166,12 @@ def _labels(curves: Sequence[Curve], scale: _Scale) -> Iterable[str]:
         curve = curves[number]
         name = curve.name if len(curve.name) <= 15 else curve.name[:14] + "…"
         dashes = f' stroke-dasharray="{_DASHES[number]}"' if _DASHES[number] else ""
+        bad = "" if math.isfinite(curve.last) else ' class="bad"'
         yield (
             f'<path class="curve c{number}"{dashes} d="M{_RIGHT + 6},{y:.1f}h16"/>'
-            f'<text class="name c{number}" x="{_RIGHT + 28}" y="{y + 1:.1f}">'
+            f'<text class="name c{number}" x="{_RIGHT + 28}" y="{y + 4:.1f}">'
             f"{html.escape(name)}</text>"
-            f'<text x="{_RIGHT + 28}" y="{y + 14:.1f}">{words.precise(curve.last)}</text>'
+            f'<text{bad} x="{_RIGHT + 28}" y="{y + 17:.1f}">{words.precise(curve.last)}</text>'
         )
 
 
@@ -178,7 +180,7 @@ def _apart(wanted: list[float]) -> list[float]:
     places: list[float] = []
     for y in wanted:
         places.append(max(y, places[-1] + _LABEL_PX) if places else y)
-    ceiling = _BOTTOM - 8.0
+    ceiling = _BOTTOM - 10.0
     for index in reversed(range(len(places))):
         places[index] = min(places[index], ceiling)
         ceiling = places[index] - _LABEL_PX
