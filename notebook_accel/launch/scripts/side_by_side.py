@@ -11,6 +11,7 @@ import os
 import select
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -43,7 +44,8 @@ def run(words: Sequence[str], envs: Sequence[Mapping[str, str]], say: Callable[[
         watch.go(signals.woken)
     told, code = tell(watch.fates, len(envs), watch.asked_to_end)
     if told.words:
-        os.write(STDERR, (b"" if watch.ends_a_line else b"\n") + told.words)
+        sys.stderr.buffer.write((b"" if watch.ends_a_line else b"\n") + told.words)
+        sys.stderr.buffer.flush()
     if told.summary:
         say(told.summary)
     if watch.asked_to_end is not None and code:
@@ -70,8 +72,8 @@ class _Watch:
                 self._guard.watch(self._pids[-1])
         except BaseException:
             self._signal(signal.SIGKILL)
-            Children(self._pids).release()
             self._guard.dismiss()
+            Children(self._pids).release()
             raise
         self._crew = Children(self._pids)
         self._alive = set(range(len(envs)))
