@@ -21,6 +21,10 @@ A value counts in this order: **argument** (or option) > **environment** > **fil
 `notebook-accel config show` says where each one came from. In Python:
 `RunConfig(name=value, ...)`, `notebook_launcher(main, config="file.yaml")`.
 
+A file is YAML or JSON, in the words of this list or in Accelerate's. When a call names none, the
+file that `NOTEBOOK_ACCEL_CONFIG` names counts ("off" is none), else `notebook_accel/config.yaml` in
+the user's folder for configuration (`~/.config`, `XDG_CONFIG_HOME`), else Accelerate's own.
+
 Options are written with underscores or hyphens. A setting that takes yes or no without a value
 (marked *switch*) also has `--no_NAME`. The key is the one of Accelerate's files; the setting's own
 name is read as well. Choices marked ° are read and kept, and refused where they would be used:

@@ -18,14 +18,14 @@ def default_path(env: Mapping[str, str] | None = None) -> Path:
     """
     env = os.environ if env is None else env
     if env.get(VARIABLE) not in (None, "", OFF):
-        return Path(env[VARIABLE]).expanduser()
-    home = Path.home()
+        return at_home(env[VARIABLE])
+    home = at_home("~")
     if sys.platform == "darwin":
         folder = home / "Library" / "Application Support"
     elif sys.platform == "win32":
         folder = Path(env.get("APPDATA") or home / "AppData" / "Roaming")
     else:
-        folder = Path(env.get("XDG_CONFIG_HOME") or home / ".config").expanduser()
+        folder = at_home(env.get("XDG_CONFIG_HOME") or "~/.config")
     return folder / "notebook_accel" / "config.yaml"
 
 
@@ -33,8 +33,8 @@ def accelerates_path(env: Mapping[str, str] | None = None) -> Path:
     """Give where Accelerate keeps its default file."""
     env = os.environ if env is None else env
     if env.get("HF_HOME"):
-        return Path(env["HF_HOME"]).expanduser() / "accelerate" / "default_config.yaml"
-    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser()
+        return at_home(env["HF_HOME"]) / "accelerate" / "default_config.yaml"
+    cache = at_home(env.get("XDG_CACHE_HOME") or "~/.cache")
     return cache / "huggingface" / "accelerate" / "default_config.yaml"
 
 
@@ -49,4 +49,11 @@ def find_default(env: Mapping[str, str] | None = None) -> Path | None:
         return None if named == OFF else default_path(env)
     theirs = accelerates_path(env)
     old = theirs.with_name("default_config.json")
-    return next((path for path in (default_path(env), theirs, old) if path.is_file()), None)
+    places = (default_path(env), theirs, old)
+    # unlike Path.is_file, a folder that this user may not look into is no error
+    return next((path for path in places if os.path.isfile(path)), None)
+
+
+def at_home(path: str | os.PathLike[str]) -> Path:
+    """Replace a leading ~; where nobody knows the user's home it stays, and is no error."""
+    return Path(os.path.expanduser(path))

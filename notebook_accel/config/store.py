@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_accel.config import accelerates
 from notebook_accel.config.catalogue.setting import Setting
 from notebook_accel.config.documents import Entry, entries
-from notebook_accel.config.places import default_path, find_default
+from notebook_accel.config.places import at_home, default_path, find_default
 from notebook_accel.config.settings import SETTINGS, by_key, nearest
 from notebook_accel.config.sources import Source
 from notebook_accel.config.values import joint
@@ -61,7 +61,7 @@ def read(path: str | os.PathLike[str]) -> ConfigFile:
 
     Errors: ConfigError with the file and the line; for an unknown key, with the nearest known one.
     """
-    file, wrong = _judge(Path(path).expanduser())
+    file, wrong = _judge(at_home(path))
     if wrong:
         raise wrong[0]
     return file
@@ -72,7 +72,7 @@ def problems(path: str | os.PathLike[str]) -> list[ConfigError]:
     from notebook_accel.config.resolve import resolve
 
     try:
-        file, wrong = _judge(Path(path).expanduser())
+        file, wrong = _judge(at_home(path))
         if not wrong:
             resolve({}, {}, file)
     except ConfigError as error:
@@ -91,7 +91,7 @@ def write(
     Errors: ConfigError where it cannot be written.
     """
     tree, left_out = _accelerates_tree(config) if accelerate else _our_tree(config)
-    path = Path(path).expanduser()
+    path = at_home(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,8 @@ def _refuse_deepspeeds_own(path: Path, listed: list[Entry]) -> None:
         raise ConfigError(
             f"{path}, line {own[0].line}: {own[0].key} is a key of DeepSpeed's own configuration",
             "a configuration of a launch names such a file, and is none itself",
-            f"pass it as `--use_deepspeed --deepspeed_config_file {path}`",
+            f"pass it as `--use_deepspeed --deepspeed_config_file {path}`, or as "
+            f'RunConfig(strategy="deepspeed", deepspeed_config_file="{path}")',
         )
 
 

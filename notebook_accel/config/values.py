@@ -17,6 +17,7 @@ from notebook_accel.config.catalogue.setting import Setting
 from notebook_accel.config.sources import ARGUMENT, Source
 from notebook_accel.errors import ConfigError
 
+_NAMES_OF_GPUS = ("GPU-", "MIG-")
 _TYPES: dict[str, Any] = {
     "str": str,
     "int": int,
@@ -152,6 +153,12 @@ def _check_device(one: Setting, value: Any, source: Source) -> Any:
             "one GPU is picked by its number",
             f"write {source.write(one.name, int(number) if number.isdigit() else 0)}",
         )
+    if isinstance(value, str) and value.upper().startswith(_NAMES_OF_GPUS):
+        raise ConfigError(
+            f"{source.quote(one.name, value)} is the name of a GPU",
+            "GPUs are picked by their numbers, which count what CUDA_VISIBLE_DEVICES leaves",
+            f"set CUDA_VISIBLE_DEVICES={value}, and leave it out here",
+        )
     return check_choice(one.name, value, one.choices, source, one.coming)
 
 
@@ -263,8 +270,10 @@ def _device(raw: Any) -> Any:
         return [int(word) for word in words]
     if isinstance(raw, (list, tuple)):
         return raw
-    word = str(raw).strip().lower()
-    return None if word == "all" else word
+    word = str(raw).strip()
+    if word.upper().startswith(_NAMES_OF_GPUS):
+        return word
+    return None if word.lower() == "all" else word.lower()
 
 
 def _a(noun: str) -> str:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION
-from notebook_accel.config.places import default_path
+from notebook_accel.config.places import at_home, default_path
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.store import write
 from notebook_accel.launch.devices import accelerators
@@ -24,7 +24,7 @@ def write_basic_config(
 
     Errors: ConfigError for an unknown precision, or a place that cannot be written to.
     """
-    path = default_path() if save_location is None else Path(save_location).expanduser()
+    path = default_path() if save_location is None else at_home(save_location)
     if path.exists():
         print(f"note: {path} is there already and stays as it is")
         return False

@@ -275,6 +275,11 @@ BAD: dict[str, tuple[int, str, str]] = {
         "fsdp_version=2, but line 4 says fsdp_state_dict_type='LOCAL_STATE_DICT'",
         "SHARDED_STATE_DICT",
     ),
+    "gpu_by_name.yaml": (
+        1,
+        "gpu_ids: GPU-8a2f is the name of a GPU",
+        "CUDA_VISIBLE_DEVICES=GPU-8a2f",
+    ),
     "half_a_process.yaml": (1, "num_processes: 1.5 is not a whole number", "num_processes: 2"),
     "infinite.yaml": (2, "timeout_s: inf is out of range", "or write a number"),
     "merge_of_a_word.yaml": (3, "expected a mapping or list of mappings", "correct it there"),

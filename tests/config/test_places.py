@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from notebook_accel.config.places import accelerates_path, default_path, find_default
+from notebook_accel.config.places import accelerates_path, at_home, default_path, find_default
 
 
 def touch(path: Path) -> Path:
@@ -56,3 +56,10 @@ def test_ours_counts_before_accelerates_and_a_named_one_before_both(tmp_path: Pa
     absent = tmp_path / "absent.yaml"
     assert find_default({**env, "NOTEBOOK_ACCEL_CONFIG": str(absent)}) == absent
     assert find_default({**env, "NOTEBOOK_ACCEL_CONFIG": "off"}) is None
+
+
+def test_a_user_without_a_home_and_a_folder_that_is_none_have_no_file(tmp_path: Path) -> None:
+    assert at_home("~no_such_user_here/x") == Path("~no_such_user_here/x")
+    env = {"XDG_CONFIG_HOME": "~no_such_user_here", "HF_HOME": str(tmp_path / "file")}
+    (tmp_path / "file").write_text("")  # a file where a folder should be
+    assert find_default(env) is None
