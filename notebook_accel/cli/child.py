@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,8 @@ def call(name: str, /, **arguments: Any) -> Any:
 
 
 def answer(name: str, file: str, arguments: str) -> None:
-    """Be the process that ``call`` started."""
+    """Be the process that ``call`` started; an interrupt ends it without a word, as its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     module, _, function = name.partition(":")
     try:
         value = getattr(importlib.import_module(module), function)(**json.loads(arguments))

@@ -120,6 +120,8 @@ def _driver() -> str:
         return "none"
     try:
         return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return f"does not tell: {error}"
     finally:
         pynvml.nvmlShutdown()
 

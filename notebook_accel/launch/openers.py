@@ -94,8 +94,8 @@ class DeviceWatch:
     # ── imports ───────────────────────────────────────────────────────────────────────────────
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the other finders find a top-level module, and look around once it has run."""
-        if "." in name or not self._active:
+        """Let the other finders find a module, and look around once it has run."""
+        if not self._active:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
@@ -112,7 +112,7 @@ class DeviceWatch:
             loader.exec_module(module)
             if self._active and name == "torch":
                 self._watch_torch()
-            self._look(lambda path: f"{path} was opened", extra=name)
+            self._look(lambda path: f"{path} was opened", extra=name.partition(".")[0])
 
         loader.exec_module = exec_module
 
