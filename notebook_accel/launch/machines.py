@@ -97,11 +97,11 @@ def together(
             agent.tell(elastic.FAILED if error is not None else elastic.SUCCEEDED)
     if result is not None:
         return result
+    if error is not None and not isinstance(error, RunInterrupted):  # that is Listening's doing
+        raise error
     if word is None:
         raise RunInterrupted("the launch was stopped while the machines were meeting")
-    if error is None or isinstance(error, RunInterrupted):  # Listening's doing
-        raise elastic.apart(word)
-    raise error
+    raise elastic.apart(word)
 
 
 def _carry_out(attempt: Attempt) -> tuple[RunResult | None, BaseException | None]:
