@@ -186,6 +186,26 @@ def test_frames_of_one_handshake_are_worth_nothing_in_another(pair: Any) -> None
             frames.admit(first, [token], MINE, lambda facts: "")
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n" + b"x" * 60, "speaks another protocol"),
+        (frames.HELLO + bytes(frames.NONCE_BYTES) + b"\xff" * 36, "a frame of 4294967295 bytes"),
+        (frames.HELLO, "the connection ended after 22 of 54 bytes"),
+    ],
+)
+def test_a_joiner_says_what_it_met_in_the_notebooks_place(
+    pair: Any, answer: bytes, words: str
+) -> None:
+    host, joiner = pair
+    host.sendall(answer)
+    host.shutdown(socket.SHUT_WR)
+    with pytest.raises(LaunchError, match=words) as caught:
+        frames.enter(joiner, frames.new_token(), {"name": "b"})
+    assert caught.value.what.startswith("this machine was not let in: ")
+    assert caught.value.why.startswith("a token lets one machine into one run, once")
+
+
 def greet_with(data: bytes, then_close: bool = True) -> str:
     """Send ``data`` to a waiting notebook; give why it lets nobody in."""
     host, stranger = socket.socketpair()

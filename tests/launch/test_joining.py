@@ -24,9 +24,12 @@ from notebook_accel import (
     WorkerDied,
     notebook_launcher,
 )
-from notebook_accel.launch import frames, joining
+from notebook_accel.launch import frames, gathering, joining, likeness
+from notebook_accel.launch.run import Interrupts
 from tests.support.kernels import wait_gone
 from tests.support.machines import Joiner, Script, joinable
+
+pytestmark = pytest.mark.timeout(240)
 
 
 def train(how: str = "", num_steps: int = 4) -> Any:
@@ -273,6 +276,71 @@ def test_what_cannot_travel_is_named_before_anybody_is_waited_for(
     with pytest.raises(LaunchError, match="the captured variable lock"):
         notebook_launcher(lambda: lock, (), 1, num_nodes=2, join=True, device="cpu")
     assert "Waiting for" not in capfd.readouterr().out
+
+
+def channels(one: socket.socket, other: socket.socket) -> tuple[frames.Channel, frames.Channel]:
+    up, down = b"u" * 32, b"d" * 32
+    return (
+        frames.Channel(one, frames.Sealer(down), frames.Opener(up)),
+        frames.Channel(other, frames.Sealer(up), frames.Opener(down)),
+    )
+
+
+def test_a_machine_that_cannot_take_part_says_why_on_both_sides() -> None:
+    plan = {"num_local": 1, "node_rank": 1, "num_nodes": 2}
+    notebook, here = channels(*socket.socketpair())
+    with pytest.raises(ConfigError, match=r"would train on cpu, the notebook's trains on cuda"):
+        joining._place(here, {"meeting": plan, "device": "cpu", "kind": "cuda"})
+    word, why = notebook.receive(5)[0]
+    assert (word, why[-43:]) == ("cannot", "train on cpu, the notebook's trains on cuda")
+    notebook.close()
+    here.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (("cannot", "no GPU here"), "127.0.0.1 was not let in: it cannot take part: no GPU here"),
+        (None, "127.0.0.1 was not let in: it did not answer within 0 s"),
+    ],
+)
+def test_the_notebook_waits_on_when_a_machine_cannot_take_part(
+    answer: Any, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gathering, "READY_S", 0.4 if answer is None else 20)
+    invitation = gathering.Invitation(2, 1.5, lambda node: {"node": node}, memoryview(b"payload"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        gate = gathering.Gate(listener, invitation)
+
+        def come() -> None:
+            with socket.create_connection(listener.getsockname(), 5) as sock:
+                channel, _ = frames.enter(sock, gate.tokens[0].text, likeness.facts())
+                if answer is not None:
+                    channel.send(answer)
+                time.sleep(1)
+
+        thread = threading.Thread(target=come)
+        thread.start()
+        with pytest.raises(LaunchError, match="0 of 1 other machine joined"):
+            gate.wait(lambda: False)
+        thread.join(10)
+    assert f"note: {words}\n" in capsys.readouterr().out
+    assert not gate.tokens[0].used
+
+
+def test_a_plan_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "QUIET_S", 0.1)
+    notebook, here = channels(*socket.socketpair())
+    interrupts = Interrupts()
+    with pytest.raises(LaunchError, match="not let in: no plan came"):
+        joining._receive_plan(here, interrupts)
+    interrupts.count = 1
+    with pytest.raises(LaunchError, match="not let in: it was stopped"):
+        joining._receive_plan(here, interrupts)
+    notebook.close()
+    with pytest.raises(LaunchError, match="not let in: the connection was closed"):
+        joining._receive_plan(here, Interrupts())
+    here.close()
 
 
 def test_a_notebook_does_not_wait_for_ever() -> None:

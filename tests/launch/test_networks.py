@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.machines import Joiner, Script
 
+pytestmark = pytest.mark.timeout(240)
 HERE, THERE = "10.77.83.1", "10.77.83.2"
 WAIT_S = 90.0
 
