@@ -54,6 +54,7 @@ bench: $(VENV)/.bench
 	$(RUN) benchmarks/step.py
 	$(RUN) benchmarks/gather.py
 	$(RUN) benchmarks/checkpoint.py
+	$(RUN) benchmarks/ui.py
 
 clean:
 	rm -rf $(VENV) build dist out

@@ -87,10 +87,12 @@ class CellScreen:
 
     def _make_canvas(self, panel: Panel) -> None:
         canvas = importlib.import_module("notebook_accel.ui.canvas")
-        if not canvas.is_installed():
+        try:
+            self._canvas = canvas.Canvas(panel.ask) if canvas.is_installed() else None
+        except Exception:  # a library of it does not fit the others here: there are pictures
+            self._canvas = None
+        if self._canvas is None:
             self._wish = "no"
-            return
-        self._canvas = canvas.Canvas(panel.ask)
 
     def _switch(self, panel: Panel) -> None:
         self._canvas.show(panel)

@@ -2,10 +2,14 @@
 
 import io
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from notebook_accel.errors import ConfigError
+from notebook_accel.ui import place as place_module
 from notebook_accel.ui.place import has_kernel, place
 
 
@@ -40,3 +44,28 @@ def test_kaggle_is_told_from_colab_whose_image_it_is_built_on():
     assert place(env, io.StringIO()).host == "kaggle"
     del env["KAGGLE_KERNEL_RUN_TYPE"]
     assert place(env, io.StringIO()).host == "colab"
+
+
+def test_a_page_gets_a_widget_only_where_its_server_has_what_draws():
+    """Lab's server is asked by its process: here it is this very one, then none at all."""
+    assert not place_module._lab_can_draw({})
+    assert not place_module._lab_can_draw({"JPY_PARENT_PID": "not a number"})
+    assert not place_module._lab_can_draw({"JPY_PARENT_PID": "999999999"})
+    has_it = (Path(sys.prefix) / place_module._EXTENSION).exists()
+    here = Path(f"/proc/{os.getpid()}/cmdline").exists()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert place_module._lab_can_draw({"JPY_PARENT_PID": str(child.pid)}) == (has_it and here)
+    finally:
+        child.communicate(b"")
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        assert not place_module._lab_can_draw({"JPY_PARENT_PID": str(other.pid)})
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_no_widget_and_no_question_without_a_kernel():
+    here = place({"JPY_PARENT_PID": "1", "COLAB_RELEASE_TAG": "x"}, io.StringIO())
+    assert (here.surface, here.may_have_widgets) == ("text", False)
