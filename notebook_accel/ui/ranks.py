@@ -51,9 +51,10 @@ class Ranks:
 
     def handle(self, event: Any) -> None:
         """Take one event."""
-        self.gauges.handle(event)
         if isinstance(event, Started):
             self._states[event.rank] = "running"
+            if self._is_here(event.rank):
+                self.gauges.handle(event)
         elif isinstance(event, Progress):
             self._states[event.rank] = "training"
             self._steps[event.rank] = event.step
@@ -71,10 +72,20 @@ class Ranks:
             if not event.is_comm:
                 who = f"rank {event.rank} " if len(self._states) > 1 else ""
                 self.ending[event.rank] = who + raised
-        elif isinstance(event, Exited) and event.code != 0:
+        elif isinstance(event, Exited):
+            self.gauges.handle(event)
+            self._note_exit(event)
+
+    def _note_exit(self, event: Exited) -> None:
+        if event.code != 0:
             self._end(event.rank, "stopped" if event.by_us else _how_it_left(event.code))
             left = "stopped" if event.by_us else f"rank {event.rank} {_how_it_left(event.code)}"
             self.ending.setdefault(event.rank, left)
+
+    def _is_here(self, rank: int) -> bool:
+        """Whether a rank is a process of this machine: the pulses of others are not seen here."""
+        beats = self._beats()
+        return not beats or rank < len(beats)
 
     def tick(self) -> None:
         """Look at the ranks from outside, if it is time."""

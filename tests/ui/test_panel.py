@@ -153,6 +153,15 @@ def test_a_row_says_what_a_rank_does_and_uses():
     assert ranks.last_rows()[0].startswith("rank 0: done · step 1,234 · up to ")
 
 
+def test_no_process_here_is_taken_for_a_rank_of_another_machine():
+    controls = Controls(lambda: None, lambda: None, True, lambda: beats(0, inside=set()))
+    ranks = Ranks(2, controls)
+    for rank in (0, 1):
+        ranks.handle(Started(rank, os.getpid(), "cpu", 1))
+    ranks.tick()
+    assert [len(row.facts) for row in ranks.rows()] == [1, 0]
+
+
 def test_the_share_of_time_that_a_rank_waits_for_data_is_that_of_late():
     ranks = Ranks(1, None)
     ranks._note_wait(Progress(0, 1, data_wait_s=5.0), 10.0)
