@@ -50,7 +50,7 @@ ENVIRONMENT_READERS = {
     "launch/launcher.py",  # what device listing sees
     "launch/machines.py",  # GLOO_SOCKET_IFNAME and the like, if the person set them
     "launch/run.py",  # OMP_NUM_THREADS
-    "launch/scripts/elastic.py",  # LOGLEVEL, as torch reads it
+    "launch/scripts/elastic.py",  # LOGLEVEL and TORCH_CPP_LOG_LEVEL, as torch reads them
     "launch/scripts/tie.py",  # which restart this is
     "launch/start.py",  # hands the environment on
     "launch/store.py",  # GLOO_SOCKET_IFNAME, if the person set it

@@ -80,6 +80,12 @@ def machines() -> Iterator[list[Machine]]:
         yield found
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def ends(*running: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
     try:
         said = [one.communicate(timeout=TIMEOUT_S) for one in running]
@@ -125,14 +131,28 @@ def test_a_port_in_use_on_the_first_of_several_machines_is_an_error(tmp_path: Pa
     assert f"port {port} of this machine" in done.stderr and "is in use" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("rank", "why"), [("0", "1/2 clients joined"), ("1", "timed out after 3000ms")]
+)
+def test_machines_that_do_not_come_are_told_in_three_lines(
+    tmp_path: Path, rank: str, why: str
+) -> None:
+    (tmp_path / "script.py").write_text("")
+    words = ["--cpu", "--num_machines", "2", "--num_processes", "2", "--machine_rank", rank]
+    words += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port())]
+    done = launch(*words, "--rdzv_conf", "timeout=3", "script.py", cwd=tmp_path)
+    assert done.returncode == 1
+    _, what, reason, do = done.stderr.splitlines()[-4:]
+    assert what.endswith("the machines did not find each other")
+    assert why in reason and "127.0.0.1:" in do
+
+
 def test_two_agents_on_loopback_are_two_machines(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import os\nfrom notebook_accel import Accelerator\naccelerator = Accelerator()\n"
         "print(accelerator.process_index, accelerator.num_processes, os.environ['GROUP_RANK'])"
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     here = Machine((), "127.0.0.1")
     words = ["--cpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip"]
     words += ["127.0.0.1", "--main_process_port", port, "--machine_rank"]

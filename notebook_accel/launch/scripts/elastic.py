@@ -16,49 +16,67 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from notebook_accel.launch.scripts.ending import exit_code
+
 PROG = "notebook-accel launch"
 _BY_AGENT = (signal.SIGTERM, signal.SIGKILL)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the agent on this machine until its ranks have ended; give the exit code."""
+    is_plain = "LOGLEVEL" not in os.environ and "TORCH_CPP_LOG_LEVEL" not in os.environ
+    if is_plain:  # read as torch is loaded; what its C++ logs of errors, it raises too
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
+    from torch.distributed import DistError
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-    from notebook_accel.launch.scripts.ending import exit_code
-
+    if is_plain:  # what torch logs of an end is said below, and by the ranks
+        del os.environ["TORCH_CPP_LOG_LEVEL"]
+        logging.getLogger("torch.distributed.elastic").setLevel("ERROR")
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel("CRITICAL")
     cut = list(argv).index("--")
     tie = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tie.py")), str(os.getpid())]
     words = [*argv[:cut], "--no-python", *tie, *argv[cut + 1 :]]
     options = torchrun.parse_args(words)  # type: ignore[no-untyped-call]
-    if "LOGLEVEL" not in os.environ:  # what torch logs of an end is said below, and by the ranks
-        logging.getLogger("torch.distributed.elastic").setLevel("ERROR")
-        logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel("CRITICAL")
     try:
         torchrun.run(options)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         failures = sorted(error.failures.items(), key=lambda one: one[1].timestamp)
-        rank, code = first({rank: int(one.exitcode) for rank, one in failures})
-        how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        most = options.max_restarts
-        tries = f" after {most} restart{'s' if most > 1 else ''}" if most else ""
-        print(f"{PROG}: rank {rank} failed{tries}, {how}", file=sys.stderr)
-        return exit_code(code)
+        codes = {rank: int(failure.exitcode) for rank, failure in failures}
+        return _say_who_failed(codes, options.max_restarts)
     except SignalException as ended:
-        print(f"{PROG}: ended by {ended.sigval.name}", file=sys.stderr, flush=True)
+        _say(f"ended by {ended.sigval.name}")
         signal.signal(ended.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), ended.sigval)
-    except RendezvousError as error:
-        print(f"{PROG}: the machines did not find each other: {error}", file=sys.stderr)
-        print(
+    except (RendezvousError, DistError) as error:
+        place = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+        why = str(error).split(" Exception raised from ")[0].splitlines()
+        _say(
+            "the machines did not find each other\n"
+            f"  why: {why[0] if why else 'not all of them came in time'}\n"
             "  do:  start the same command on every machine, and look whether "
-            f"{options.rdzv_endpoint or options.master_addr} can be reached from here",
-            file=sys.stderr,
+            f"{place} can be reached from each"
         )
         return 1
+    except ValueError as error:
+        _say(f"torch's agent does not take these options: {error}")
+        return 2
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"{PROG}: {text}", file=sys.stderr, flush=True)
+
+
+def _say_who_failed(codes: Mapping[int, int], most: int) -> int:
+    rank, code = first(codes)
+    how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    tries = f" after {most} restart{'s' if most > 1 else ''}" if most else ""
+    _say(f"rank {rank} failed{tries}, {how}")
+    return exit_code(code)
 
 
 def first(codes: Mapping[int, int]) -> tuple[int, int]:
