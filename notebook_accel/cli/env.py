@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -63,6 +64,7 @@ def facts(config_file: str | None = None) -> dict[str, Any]:
         "notebook_accel": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
+        "host": _host(),
         **_versions(),
         "GPU driver": _driver(),
         "accelerators": device_lines(devices),
@@ -124,6 +126,12 @@ def _driver() -> str:
         return f"does not tell: {error}"
     finally:
         pynvml.nvmlShutdown()
+
+
+def _host() -> str:
+    """Name the place: a terminal, or the site whose cell runs this command."""
+    place = importlib.import_module("notebook_accel.ui.place").place()
+    return f"{place.host}, which shows {place.surface}"
 
 
 def _start_methods() -> str:

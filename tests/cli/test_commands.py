@@ -43,6 +43,7 @@ def test_env_as_json_has_versions_settings_and_findings(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["torch"] and "usable cores" in found
+    assert found["host"] == "terminal, which shows text"
     assert found["settings"].splitlines()[0] == str(file)
     assert "num_processes" in found["settings"]
     (finding,) = [one for one in found["findings"] if one["topic"] == "variables"]
