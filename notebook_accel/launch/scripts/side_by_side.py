@@ -20,13 +20,14 @@ from typing import Any
 from notebook_accel.launch.crew import Children, signal_group, signal_process
 from notebook_accel.launch.guard import Guard
 from notebook_accel.launch.scripts.ending import Fate, lost_its_peers, plain, tell
-from notebook_accel.launch.scripts.voices import STDERR, Voice, open_ends
+from notebook_accel.launch.scripts.voices import Voice, open_ends
 
 FOLD_S = 0.3  # after a failure: time for the same failure of other ranks to arrive
 ROOT_CAUSE_S = 2.0  # after a lost connection: time for the reason of it to arrive
 TERMINATE_S = 10.0  # from SIGTERM to SIGKILL after a failure
 OBEY_S = 30.0  # from a signal that asks to end to SIGKILL
 DRAIN_S = 1.0  # for what is still in the pipes when every rank has ended
+STDERR = 2
 _LOOK_S = 0.05  # how often to look who has ended, where the system does not tell
 _NEVER = float("inf")
 _ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -90,7 +91,7 @@ class _Watch:
             ours, end = open_ends(target, own_terminal=rank == 0 and os.isatty(target))
             theirs.append(end)
             actions.append((os.POSIX_SPAWN_DUP2, end, target))
-            voice = Voice(rank, ours, target)
+            voice = Voice(rank, ours, target, holds_back=target == STDERR)
             self._all_voices.append(voice)
             self._voices.append(voice)
             self._selector.register(ours, selectors.EVENT_READ, voice)

@@ -16,7 +16,6 @@ HOLD_S = 1.5  # how long a traceback waits for the end of its process
 FINAL_HOLD_S = 6.0  # the same for one that torch wrote: its process is ending
 READ_BYTES = 1 << 16
 MAX_HELD_BYTES = 1 << 20
-STDERR = 2
 # A traceback may follow a progress bar that has not ended its line; torch writes the rank first.
 _LAST_WORDS = re.compile(
     rb"(\[rank\d+\]: )?(Traceback \(most recent call last\):|  \+ Exception Group Traceback)"
@@ -29,13 +28,14 @@ _NEVER = float("inf")
 class Voice:
     """One stream of one rank: what is read from ``source`` is written to ``target``.
 
-    ``last_words`` is what is held back: a traceback that may be the last thing said.
+    ``last_words`` is what is held back, if ``holds_back``: a traceback that may be the last thing.
     """
 
-    def __init__(self, rank: int, source: int, target: int) -> None:
+    def __init__(self, rank: int, source: int, target: int, holds_back: bool) -> None:
         self.rank = rank
         self.source = source
         self.target = target
+        self._holds_back = holds_back
         self.last_words = b""
         self.ends_a_line = True  # whether what was written so far does
         self._deaf = False  # nobody reads the target any more
@@ -83,7 +83,7 @@ class Voice:
         data = self._line + data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         whole, self._line = data[:cut], data[cut:]
-        if self.target == STDERR and not self.last_words:
+        if self._holds_back and not self.last_words:
             start = _start_of_last_words(whole)
             whole, self.last_words = whole[:start], whole[start:]
             is_final = self.last_words.startswith(b"[rank")
