@@ -20,6 +20,15 @@ def is_loopback(host: str) -> bool:
     return False
 
 
+def is_number(host: str) -> bool:
+    """Tell whether ``host`` says an address itself, and is no name to be looked up elsewhere."""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
 def towards(host: str, port: int) -> str:
     """Give the address from which this machine reaches ``host``; "" if it does not know the way.
 

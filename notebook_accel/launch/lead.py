@@ -17,7 +17,7 @@ from typing import Any
 
 from notebook_accel.errors import ConfigError
 from notebook_accel.events.sinks import Sink
-from notebook_accel.launch import addresses, elastic, machines, start, store
+from notebook_accel.launch import addresses, elastic, machines, start
 from notebook_accel.launch.attempts import equip
 from notebook_accel.launch.elastic import Agent, Meeting, Start
 from notebook_accel.launch.gathering import Company, Gate, Invitation
@@ -50,8 +50,8 @@ def lead(
     """
     with contextlib.ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        gate = stack.enter_context(store.listen(meeting.host, meeting.port))
-        served = stack.enter_context(store.listen(meeting.host, 0))
+        gate = stack.enter_context(machines.listen(meeting.host, meeting.port))
+        served = stack.enter_context(machines.listen(meeting.host, 0))
         wait_s = float(meeting.conf.get("join_timeout", elastic.JOIN_S))
         meeting = replace(
             meeting,
@@ -59,7 +59,7 @@ def lead(
             run_id=secrets.token_hex(8),
             conf={**meeting.conf, "join_timeout": int(wait_s + MEET_S)},
         )
-        agent = Agent(meeting, served)
+        agent = Agent(machines.seen_from_here(meeting, served), served)
         stack.callback(agent.close)
         asked = make_order()
         payload, _ = start.pack(asked.job)
@@ -82,12 +82,11 @@ def lead(
         company = _gather(Gate(gate, invitation), gate.getsockname()[1], meeting, interrupted)
         stack.callback(company.close)
         gate.close()
-        through = machines.talking_through(addresses.towards(meeting.host, meeting.port))
         words = machines.together_words([asked.plan.device_words, *company.words])
         order = replace(
             asked,
             plan=replace(asked.plan, device_words=words),
-            env={**through, **asked.env},
+            env={**machines.through(meeting), **asked.env},
             gathers=True,
         )
         newest = -1

@@ -84,8 +84,9 @@ def together(
         listening = Listening(agent, attempt)
         attempt.add_sinks([listening])
         result, error = _carry_out(attempt)
-        if isinstance(listening.word, Stop):
+        if attempt.gives_way:  # then neither is the run's
             result, error = None, None if isinstance(error, RunInterrupted) else error
+        if isinstance(listening.word, Stop):
             agent.tell(elastic.STOPPED)
         elif isinstance(listening.word, End):
             word = listening.word
@@ -93,11 +94,14 @@ def together(
         elif isinstance(error, (RunInterrupted, RunTimeout)):
             elastic.leave(agent)
             raise error
+        elif result is not None and interrupted():
+            elastic.leave(agent)
+            return result
         else:
             agent.tell(elastic.FAILED if error is not None else elastic.SUCCEEDED)
     if result is not None:
         return result
-    if error is not None and not isinstance(error, RunInterrupted):  # that is Listening's doing
+    if error is not None:
         raise error
     if word is None:
         raise RunInterrupted("the launch was stopped while the machines were meeting")
@@ -152,11 +156,10 @@ def same_cell(
         listener = None
         if meeting.backend == "static" and meeting.node_rank == 0:
             listener = stack.enter_context(listen(meeting.host, meeting.port))
-        agent = Agent(meeting, listener)
+        agent = Agent(seen_from_here(meeting, listener), listener)
         stack.callback(agent.close)
         order = make_order()
-        through = addresses.towards(meeting.host, meeting.port)
-        order = replace(order, env={**talking_through(through), **order.env})
+        order = replace(order, env={**through(meeting), **order.env})
 
         def attempt(start: Start) -> Attempt:
             own = Attempt(placed(order, start), interrupts, is_recorded=True)
@@ -171,17 +174,37 @@ def same_cell(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen at ``host``, or at every address of this machine if that is not one of its own.
+    """Listen at the address ``host``; at all of this machine's where that is a name or not its own.
+
+    A machine's own name often stands for a loopback address in its own eyes only, and a machine
+    behind a router is known by an address of the router's.
 
     Errors: ConfigError when the port is taken.
     """
+    if not addresses.is_number(host):
+        return store.listen("", port)
     try:
         with socket.socket() as probe:
             probe.bind((host, 0))
     except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:  # the others know it by an address of a router's
+        if error.errno == errno.EADDRNOTAVAIL:
             return store.listen("", port)
     return store.listen(host, port)
+
+
+def seen_from_here(meeting: Meeting, listener: socket.socket | None) -> Meeting:
+    """The same meeting for the machine that serves it at all of its addresses."""
+    if listener is None or listener.getsockname()[0] != "0.0.0.0":
+        return meeting
+    return replace(meeting, host="127.0.0.1")
+
+
+def through(meeting: Meeting) -> dict[str, str]:
+    """Give the ranks' variables for the interface that leads to the meeting, if it is known."""
+    address = addresses.towards(meeting.host, meeting.port)
+    if addresses.is_loopback(address) and not addresses.is_loopback(meeting.host):
+        return {}  # it is held here: that does not tell by which way the others come
+    return talking_through(address)
 
 
 def talking_through(address: str) -> dict[str, str]:

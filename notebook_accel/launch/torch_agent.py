@@ -214,15 +214,17 @@ def _meet_at(worker_group: Any, meeting: Meeting, listener_fd: int) -> tuple[str
     fixed = meeting.host if meeting.backend == "static" else ""
     served = None
     if worker_group.group_rank == 0:
-        own = addresses.towards(meeting.host, meeting.port)
-        bound = own
+        bound = own = addresses.towards(meeting.host, meeting.port)
+        if addresses.is_loopback(own) and not addresses.is_loopback(meeting.host):
+            bound, own = "", socket.getfqdn()  # as torch would name it to the others
         if listener_fd >= 0:
             with socket.socket(fileno=os.dup(listener_fd)) as listener:
                 bound = listener.getsockname()[0]
         listener = store.listen(bound, 0)
         port = listener.getsockname()[1]
         how: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
-        served = TCPStore(fixed or own, port, master_listen_fd=listener.detach(), **how)
+        here = fixed or bound or "127.0.0.1"
+        served = TCPStore(here, port, master_listen_fd=listener.detach(), **how)
         worker_group.store.set("ranks", f"{own} {port}")
     host, port = worker_group.store.get("ranks").decode().split()
     return fixed or host, int(port), served

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from notebook_accel import Accelerator, ConfigError, LaunchError, RunInterrupted, notebook_launcher
-from notebook_accel.launch import addresses, elastic
+from notebook_accel.launch import addresses, elastic, machines
 
 
 def free_port() -> int:
@@ -143,6 +145,46 @@ def test_the_configuration_of_the_rendezvous_is_not_changed() -> None:
     assert conf == {"join_timeout": 60}
 
 
+def test_a_name_and_a_routers_address_are_listened_at_everywhere() -> None:
+    """A machine's own name often is 127.0.1.1 to itself, where the others would not get through."""
+    meeting = elastic.Meeting("127.0.0.1", 0, "run", 2, 0, 1)
+    for host, at in (
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        ("192.0.2.1", "0.0.0.0"),
+        (socket.gethostname(), "0.0.0.0"),
+    ):
+        with machines.listen(host, 0) as listener:
+            assert listener.getsockname()[0] == at
+            seen = machines.seen_from_here(replace(meeting, host=host), listener)
+            assert seen.host == (host if at == "127.0.0.1" else "127.0.0.1")
+    assert set(machines.through(meeting).values()) <= {"lo", "lo0"}
+
+
+def test_an_interrupted_run_gives_its_partial_result_where_that_was_asked() -> None:
+    def main() -> None:
+        accelerator = Accelerator()
+        model = accelerator.prepare(nn.Linear(1, 1))
+        optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+        while True:
+            accelerator.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+
+    how = {"num_nodes": 2, "use_port": free_port(), "device": "cpu", "block": False}
+    runs = [
+        notebook_launcher(main, (), 1, node_rank=node, on_interrupt="return", **how)
+        for node in (1, 0)
+    ]
+    deadline = time.monotonic() + 60
+    while not all(len(run.history.get("loss", [])) > 3 for run in runs):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    runs[1].stop()
+    results = [run.wait(30) for run in runs]
+    assert [result.stopped for result in results] == [True, True]
+    assert len({len(result.history["loss"]) for result in results}) == 1
+
+
 def test_an_agent_that_dies_is_told_with_its_last_words() -> None:
     meeting = elastic.Meeting("127.0.0.1", free_port(), "run", 2, 1, 1)
     agent = elastic.Agent(meeting)
@@ -164,6 +206,8 @@ def test_the_way_to_another_machine_is_found() -> None:
     assert addresses.interface_of("127.0.0.1") in ("lo", "lo0")
     assert addresses.interface_of("192.0.2.1") == ""
     assert addresses.talking_through("192.0.2.1") == {}
+    numbers = [addresses.is_number(host) for host in ("localhost", "10.0.0.1", "::1", "node-a", "")]
+    assert numbers == [True, True, True, False, False]
     loopback = [addresses.is_loopback(host) for host in ("localhost", "127.0.0.9", "::1")]
     assert loopback == [True] * 3
     assert not any(map(addresses.is_loopback, ("10.0.0.1", "example.org", "")))
