@@ -6,6 +6,7 @@ import argparse
 import importlib
 
 from notebook_accel.cli.child import call
+from notebook_accel.cli.parsing import count
 
 WANTED_ACCURACY = 0.9
 _TRAINED = "notebook_accel.runtime.demo"
@@ -13,7 +14,7 @@ _TRAINED = "notebook_accel.runtime.demo"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
-    parser.add_argument("--num_processes", type=int, default=2, help="ranks (default: 2)")
+    parser.add_argument("--num_processes", type=count, default=2, help="ranks (default: 2)")
     parser.add_argument("--cpu", action="store_true", help="on the CPU, whatever is here")
 
 

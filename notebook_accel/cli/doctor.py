@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from notebook_accel.cli.child import call
+from notebook_accel.cli.parsing import count
 from notebook_accel.launch.doctor import Diagnosis, as_data, examine, holders, kernel
 from notebook_accel.launch.trial import Trial
 
@@ -14,7 +15,7 @@ from notebook_accel.launch.trial import Trial
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
     parser.add_argument(
-        "--num_processes", type=int, default=2, help="ranks to try it with (default: 2)"
+        "--num_processes", type=count, default=2, help="ranks to try it with (default: 2)"
     )
     parser.add_argument("--pid", type=int, help="look at this process, a kernel that runs here")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")

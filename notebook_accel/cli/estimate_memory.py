@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from notebook_accel.cli.child import call
+from notebook_accel.cli.parsing import count
 from notebook_accel.launch.devices import accelerators
 
 # Bytes of a parameter stored as this.
@@ -35,14 +36,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--trust_remote_code", action="store_true", help="run code that comes with a configuration"
     )
     train = parser.add_argument_group("training")
-    train.add_argument("--batch_size", type=int, default=1, help="of each process (default: 1)")
+    train.add_argument("--batch_size", type=count, default=1, help="of each process (default: 1)")
     train.add_argument(
         "--input_shape",
         type=_shape,
         metavar="N,N,...",
         help="of one sample, as 3,224,224; token numbers if the model begins with an embedding",
     )
-    train.add_argument("--seq_length", type=int, help="tokens of a sample (default: 512 at most)")
+    train.add_argument("--seq_length", type=count, help="tokens of a sample (default: 512 at most)")
     train.add_argument(
         "--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="(default: no)"
     )
@@ -50,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--optimizer", choices=OPTIMIZERS, default="adamw", help=f"one of {', '.join(OPTIMIZERS)}"
     )
     train.add_argument(
-        "--num_processes", type=int, nargs="+", default=[1, 2], help="world sizes (default: 1 2)"
+        "--num_processes", type=count, nargs="+", default=[1, 2], help="world sizes (default: 1 2)"
     )
     parser.add_argument("--json", action="store_true", help="print bytes as JSON")
 

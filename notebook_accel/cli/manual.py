@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from notebook_accel.cli.completion import everything
 from notebook_accel.cli.main import ABOUT, GROUPS, PROG, sentence
-from notebook_accel.cli.parsing import one_spelling
+from notebook_accel.cli.parsing import kind_of, one_spelling
 
 _TOP = f"""# The command `{PROG}`
 
@@ -68,9 +68,8 @@ def _written(action: argparse.Action) -> str:
     names = ", ".join(one_spelling(action.option_strings))
     if action.nargs == 0:
         return names
-    kind = {int: "N", float: "X"}.get(action.type, "VALUE")  # type: ignore[call-overload]
-    listed = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else kind
-    return f"{names} {action.metavar or listed}"
+    listed = "{" + ",".join(map(str, action.choices or ())) + "}"
+    return f"{names} {action.metavar or (listed if action.choices else kind_of(action))}"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ _WIDTH = 80
 _HELP_AT = 30
 _CHOICES_FIT = 22
 _USAGE_LINES = 6
+_SPELLED_TWICE = re.compile(r"^argument ([^:/]+)[^:]*: ")
 _CHOICE = re.compile(r"invalid choice: '?(?P<word>[^']*?)'? \(choose from (?P<known>.*)\)")
 
 
@@ -82,6 +83,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where the options are listed; exit code 2."""
+        message = _SPELLED_TWICE.sub(r"\1: ", message)
         wrong = _CHOICE.search(message)
         if wrong is not None:
             known = re.findall(r"[^\s,']+", wrong["known"])
@@ -96,6 +98,18 @@ class Parser(argparse.ArgumentParser):
         below = (action.choices for action in self._actions if action.nargs == argparse.PARSER)
         parsers = [self, *(parser for choices in below for parser in dict(choices or {}).values())]
         return [name for parser in parsers for name in parser._option_string_actions]
+
+
+def kind_of(action: argparse.Action) -> str:
+    """Say in a letter what follows an option: a number or a word."""
+    return {int: "N", count: "N", float: "X"}.get(action.type, "VALUE")
+
+
+def count(text: str) -> int:
+    """Read a number of things: at least one."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of things: write 1 or more")
+    return int(text)
 
 
 def both_spellings(names: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from notebook_accel.cli.parsing import count
 from notebook_accel.config import store
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.errors import LaunchError
@@ -26,7 +27,7 @@ _LAST_LINES = 30
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
     parser.add_argument("--config_file", metavar="PATH", help="settings to test (default: yours)")
-    parser.add_argument("--num_processes", type=int, help="ranks on this machine")
+    parser.add_argument("--num_processes", type=count, help="ranks on this machine")
     parser.add_argument("--cpu", action="store_true", help="on the CPU, whatever is here")
     parser.add_argument(
         "--timeout_s", type=float, default=300, help="limit of each of the two runs (default: 300)"

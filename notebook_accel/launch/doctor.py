@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from notebook_accel.config import schema
 from notebook_accel.launch import devices, openers, start
 from notebook_accel.launch.trial import Trial, try_ranks
 
@@ -73,7 +74,9 @@ def doctor(num_processes: int = 2) -> Diagnosis:
     accelerators. Takes some seconds. In a cell, leave it as the last line to see the findings.
 
     Ranks: called in the notebook's own process.
+    Errors: ConfigError for a number of processes that cannot be.
     """
+    schema.check("num_processes", num_processes)
     return examine(num_processes, try_ranks)
 
 

@@ -62,6 +62,16 @@ def test_an_unknown_option_names_the_nearest() -> None:
     assert done.stderr.startswith("notebook-accel env: unknown option --hlep; did you mean --help?")
 
 
+@pytest.mark.parametrize("name", ["demo", "doctor", "test"])
+def test_no_processes_at_all_are_refused_before_anything_starts(name: str) -> None:
+    for number in ("0", "-3", "two"):
+        done = typed(name, f"--num_processes={number}")
+        assert done.returncode == 2
+        assert done.stderr.startswith(
+            f"notebook-accel {name}: --num_processes: {number} is no number of things"
+        )
+
+
 def test_an_unknown_word_lists_what_is_known_and_names_the_nearest() -> None:
     done = typed("config", "shwo")
     assert done.returncode == 2

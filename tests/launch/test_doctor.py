@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import notebook_accel
+from notebook_accel.errors import ConfigError
 from notebook_accel.launch import doctor
 from notebook_accel.launch.trial import Trial, try_ranks
 
@@ -37,6 +38,11 @@ def test_ranks_that_cannot_meet_are_a_finding_and_no_exception(
     assert not found.healthy
     assert repr(found).startswith("2 processes cannot train here as things are\n")
     assert "2 ranks on 2 CPU processes failed: " in repr(found)
+
+
+def test_no_processes_cannot_be_examined() -> None:
+    with pytest.raises(ConfigError, match="num_processes=0 is out of range"):
+        notebook_accel.doctor(0)
 
 
 def test_a_failed_trial_names_error_mechanism_and_cure() -> None:
