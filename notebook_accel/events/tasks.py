@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from notebook_accel.config.placement import Placement
+from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.lines import ipython
@@ -73,9 +74,15 @@ def _teller(name: str, total: float | None, unit: str) -> Teller:
     if worker is not None:
         first = worker.placement.local_rank == 0  # the others do the same at the same time
         return _ToKernel(worker.emitter, name, total, unit) if first else Teller()
-    if Placement.from_env().rank != 0:
+    if ipython() is not None:
+        return _Line(name)
+    try:
+        rank = Placement.from_env().rank
+    except ConfigError:  # whoever needs the rank will say so
         return Teller()
-    return _Line(name) if total is None or ipython() is not None else _Bar(name, total, unit)
+    if rank != 0:
+        return Teller()
+    return _Line(name) if total is None else _Bar(name, total, unit)
 
 
 class _ToKernel(Teller):
@@ -119,7 +126,7 @@ class _Bar(Teller):
             if time.monotonic() - self._began < QUIET_S or done >= self._total:
                 return
             in_bytes = self._unit == "bytes"
-            self._bar = importlib.import_module("tqdm").tqdm(
+            self._bar = _tqdm()(
                 desc=self._name,
                 total=self._total,
                 unit="B" if in_bytes else f" {self._unit}".rstrip() or "it",
@@ -132,6 +139,12 @@ class _Bar(Teller):
     def over(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _tqdm() -> Any:
+    """Give tqdm's bar, without the thread that it would start and never end: workers are forked."""
+    bar = importlib.import_module("tqdm").tqdm
+    return type("Bar", (bar,), {"monitor_interval": 0})
 
 
 class _Line(Teller):

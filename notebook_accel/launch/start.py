@@ -52,17 +52,17 @@ _DEVICE_FILE = re.compile(r"^/dev/(nvidia|dri/render|kfd|accel|vfio/\d)")
 _HARD_PAUSE = 2
 
 
-def warm(in_notebook: bool = False) -> None:
-    """Import what workers will need, once, before they are forked.
+def warm(
+    in_notebook: bool = False, imported: Callable[[float], None] = lambda num_modules: None
+) -> None:
+    """Import what workers will need, once, before they are forked; ``imported`` hears of each.
 
     Some of these imports set environment variables; the kernel's stay as they were.
     """
     before = dict(os.environ)
-    names = (*WARM, *(_NOTEBOOK if in_notebook else ()))
-    with tasks.counting("importing what workers need", len(names), "modules") as imported:
-        for name in names:
-            importlib.import_module(name)
-            imported(1)
+    for name in (*WARM, *(_NOTEBOOK if in_notebook else ())):
+        importlib.import_module(name)
+        imported(1)
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
 
@@ -169,7 +169,11 @@ def prepare(method: str) -> None:
     if method == "forkserver":
         surroundings()  # explains a removed directory, in which a server could not start either
         forkserver.running()
-    warm() if method == "fork" else importlib.import_module("torch")
+    with tasks.counting("importing what workers need", len(WARM), "modules") as imported:
+        if method == "fork":
+            warm(imported=imported)
+        else:
+            importlib.import_module("torch")
 
 
 # ── starting ──────────────────────────────────────────────────────────────────────────────────

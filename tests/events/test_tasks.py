@@ -112,6 +112,13 @@ def test_a_script_shows_a_bar_where_the_length_is_known(
     assert "saving checkpoint:  75%" in err and "3.00M/4.00M" in err
 
 
+def test_a_bar_starts_no_thread_for_workers_are_forked_beside_it(soon: None) -> None:
+    before = set(threading.enumerate())
+    with tasks.counting("importing", 3, "modules") as imported:
+        imported(1)
+        assert set(threading.enumerate()) == before
+
+
 def test_a_script_says_in_lines_what_nobody_knows_the_length_of(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +139,8 @@ def test_only_rank_0_of_a_script_shows_anything(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with tasks.counting("saving checkpoint", 10, "bytes") as wrote:
-        wrote(5)
+    for name in ("1", "first"):  # the second is refused where a rank is needed
+        monkeypatch.setenv("RANK", name)
+        with tasks.counting("saving checkpoint", 10, "bytes") as wrote:
+            wrote(5)
     assert capfd.readouterr() == ("", "")
