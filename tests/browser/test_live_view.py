@@ -1,4 +1,4 @@
-"""What a run leaves in its cell when it goes on by itself, and when it is stopped."""
+"""A run drawn by pictures: while it goes on by itself, and when it is stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ pytestmark = [
 ]
 
 MAIN = """
-import time
+import os, time
+os.environ["NOTEBOOK_ACCEL_UI"] = "png"
 import torch
 from notebook_accel import Accelerator, notebook_launcher
 
