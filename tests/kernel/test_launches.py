@@ -76,18 +76,18 @@ def test_a_run_in_the_background_prints_under_its_own_cell_and_is_waited_for(
     kernel, tmp_path, method
 ):
     kernel.run(
-        "def train():\n    meet(folder)\n    print('from the worker')\n    return tens()\n"
+        "def train():\n    meet(folder)\n    print('from worker', rank())\n    return tens()\n"
         f"folder = {str(tmp_path)!r}"
     )
     cell = kernel.start(
         f"handle = notebook_launcher(train, num_processes=2, start_method={method!r}, block=False)"
     )
     started = kernel.finish(cell)
-    assert "from the worker" not in started.out, "the cell has returned while the run goes on"
+    assert "from worker" not in started.out, "the cell has returned while the run goes on"
     wait_for_file(tmp_path / "pids1")
     assert "Run(running) False" in kernel.run("print(handle, handle.done)").out
     go(tmp_path)
-    kernel.wait_for_output(cell, "[0] from the worker", "[1] from the worker")
+    kernel.wait_for_output(cell, "[0] from worker 0", "[1] from worker 1")
     reply = kernel.run("print(handle.wait(20).values, handle.done)")
     assert reply.out == "[10, 10] True\n", "its output belongs to the other cell"
 
