@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -70,13 +69,11 @@ def two_namespaces() -> Iterator[list[Machine]]:
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[list[Machine]]:
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        pytest.skip("making network namespaces needs ip and root")
     with contextlib.ExitStack() as stack:
         try:
             found = stack.enter_context(two_namespaces())
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"no network namespaces here: {error.stderr!r}")
+        except (OSError, subprocess.CalledProcessError):  # no ip here, or no right to do this
+            found = [Machine((), "127.0.0.1")] * 2
         yield found
 
 
@@ -99,6 +96,8 @@ def ends(*running: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
 def test_the_usual_command_line_without_a_port_works_as_it_stands(
     machines: list[Machine], tmp_path: Path
 ) -> None:
+    if not machines[0].prefix:
+        pytest.skip("the fixed port of this machine may be in use: needs root and ip netns")
     script = tmp_path / "script.py"
     script.write_text(QUICKSTART)
     alone = launch("--cpu", script)
@@ -167,7 +166,7 @@ def test_when_an_agent_is_killed_the_others_go_on_from_the_last_checkpoint(
 ) -> None:
     (tmp_path / "script.py").write_text(GOES_ON)
     words = ["--cpu", "--nnodes", "1:2", "--nproc_per_node", "1", "--max_restarts", "3"]
-    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{machines[0].address}:29651"]
+    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{machines[0].address}:{free_port()}"]
     words += ["--rdzv_id", "lost"]
     patience = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
     words += ["--rdzv_conf", patience, "script.py", "20"]
