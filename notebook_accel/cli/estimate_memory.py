@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from typing import Any
 
 from notebook_accel.cli.child import call
@@ -107,7 +108,7 @@ def table(found: dict[str, Any], precision: str, optimizer: str) -> str:
             cells = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
             lines.append(f"{row['strategy']:<15}{''.join(cells)}")
     if sizes["activations"] is None:
-        lines += ["", f"activations are unknown: {sizes['why']}"]
+        lines += ["", textwrap.fill(f"activations are unknown: {sizes['why']}", 80)]
     lines += ["", "other: buckets, gathered layers, half-precision copies. Not counted: what the"]
     lines += ["device's own libraries take (0.5 to 1 GiB on a GPU) and gaps between tensors."]
     here = [one for one in accelerators() if one.total_bytes]

@@ -63,7 +63,8 @@ def build(name: str, library: str | None, trust: bool) -> tuple[nn.Module, Any, 
 
     Gives it with its configuration and example inputs, where there are any.
     """
-    sys.path.insert(0, os.getcwd())
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     if library == "timm":
         timm = _library("timm")
         with torch.device("meta"):
@@ -166,12 +167,12 @@ def _from_config(name: str, trust: bool) -> tuple[nn.Module, Any]:
             name, trust_remote_code=trust, local_files_only=True
         )
     except (OSError, ValueError) as error:
+        there = "mend its config.json" if Path(name).exists() else "download it first"
         raise ConfigError(
             f"{name} is no model here: {str(error).splitlines()[0][:200]}",
             "it is no module that can be imported, and was taken for a configuration of "
             "transformers, in a folder or already downloaded",
-            f"download it first (hf download {name} config.json), or name a function: "
-            "file.py:function",
+            f"{there}, or name a function that makes the model: file.py:function",
         ) from error
     wanted = (getattr(config, "architectures", None) or [""])[0]
     known = getattr(transformers, wanted, None) if wanted else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, MissingPackage
 from notebook_accel.strategies.budget import Sizes, budgets
 from notebook_accel.strategies.estimate import build, measure, report
 
@@ -125,3 +126,27 @@ def test_functions_in_files_and_modules_name_models(
     }.items():
         with pytest.raises(ConfigError, match=said):
             told(name)
+
+
+def test_a_configuration_of_transformers_is_built_and_run_in_a_folder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        vocab_size=100,
+    )  # fmt: skip
+    config.architectures = ["BertForMaskedLM"]
+    config.save_pretrained(tmp_path)
+    found = report(str(tmp_path), None, False, None, 3, 7, "bf16", "adamw", [2])
+    assert (found["sizes"]["name"], found["input"]) == ("BertForMaskedLM", "3 x 7")
+    assert found["sizes"]["activations"] > 0
+    with pytest.raises(ConfigError, match=r"absent/model is no model here(.|\n)*download it first"):
+        report("absent/model", None, False, None, 1, None, "no", "adamw", [1])
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-kind"}')
+    with pytest.raises(ConfigError, match=r"mend its config\.json"):
+        report(str(tmp_path), None, False, None, 1, None, "no", "adamw", [1])
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(MissingPackage, match=r"timm is not installed(.|\n)*pip install timm"):
+        report("resnet18", "timm", False, None, 1, None, "no", "adamw", [1])
