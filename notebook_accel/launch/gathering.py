@@ -10,6 +10,7 @@ arrives here as if they were local, so that curves, output, results and blame ar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -71,11 +72,9 @@ class Companion:
         return f"machine {self.node} ({self.name})"
 
     def tell(self, *message: Any) -> None:
-        """Send it a word; one that is gone is noted as lost."""
-        try:
+        """Send it a word; that it is gone is found out by ``hear``, after its last words."""
+        with contextlib.suppress(OSError):
             self._channel.send(message)
-        except OSError as error:
-            self._lose(f"nothing can be sent to it: {error}")
 
     def hear(self, attempt: int, show: Callable[[Any], None]) -> None:
         """Take what has come from it, up to the beginning of an attempt after ``attempt``.
@@ -93,7 +92,7 @@ class Companion:
                 self._take(message, attempt, show)
 
     def _read(self) -> bool:
-        if self.lost or self.left:
+        if self.left:
             return False
         try:
             come = self._channel.receive()
@@ -104,8 +103,10 @@ class Companion:
         return bool(come)
 
     def _lose(self, why: str) -> None:
-        if not self.left:
-            self.lost = self.lost or why
+        self.left = True
+        part = self.parts.get(self._attempt)
+        if part is None or not part.over:
+            self.lost = why
 
     def _take(self, message: tuple[Any, ...], attempt: int, show: Callable[[Any], None]) -> None:
         word, *rest = message
@@ -117,9 +118,7 @@ class Companion:
         elif word == "piece":
             os.write(self._file, rest[0])
         elif word == "bye":
-            self.left = True
-            if part is None or not part.over:
-                self.lost = self.lost or rest[0]
+            self._lose(rest[0])
         elif part is not None and word == "events":
             for event in rest[0]:
                 _note(part, event)
@@ -132,8 +131,7 @@ class Companion:
 
     def close(self) -> None:
         """Say that the run is over, and let go."""
-        if not self.lost:
-            self.tell("end")
+        self.tell("end")
         self._channel.close()
         for part in self.parts.values():
             part.close()
@@ -263,11 +261,6 @@ class Company:
 
     def __init__(self, members: list[Companion]) -> None:
         self.members = members
-
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks they have."""
-        return sum(one.num_local for one in self.members)
 
     @property
     def words(self) -> list[str]:

@@ -188,7 +188,7 @@ class Branch(Attempt):
             self._home.send("over", how, error)
 
     def _value(self, state: RankState, needed: bool) -> Any:
-        return None  # it is the notebook's, unopened
+        return []  # it is the notebook's, unopened
 
     def _error(self, reason: str, supervisor: Supervisor) -> BaseException:
         """Say at this end only that it failed: why, and whose fault it was, the notebook knows."""

@@ -25,7 +25,7 @@ from notebook_accel.launch.handle import Run
 from notebook_accel.launch.memory import map_privately
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.run import Attempt, Interrupts, Order
-from notebook_accel.launch.supervise import FOLD_S, Ending, RankState, Supervisor
+from notebook_accel.launch.supervise import FOLD_S, ROOT_CAUSE_S, Ending, RankState, Supervisor
 
 WORD_S = 3.0  # after the ranks here have ended: for the others to say why
 MEET_S = 120.0  # from the last machine's joining to the first start
@@ -187,7 +187,8 @@ class Lead(Attempt):
             part.over == "failed" for part in self._company.parts(self._number)
         )
         if ending is None and (trouble or self._num_troubles):
-            supervisor.ending = Ending("failure", time.monotonic() + FOLD_S)
+            wait_s = ROOT_CAUSE_S if self._only_connections_broke(supervisor) else FOLD_S
+            supervisor.ending = Ending("failure", time.monotonic() + wait_s)
         elif ending is None and (who := self._company.stopper(self._number)) is not None:
             print(f"note: the run was stopped on {who}")
             supervisor.stop()
@@ -215,8 +216,7 @@ class Lead(Attempt):
             for state in part.ranks:
                 if state.order < 0:
                     self._num_troubles += 1
-                    state.order = max(one.order for one in self._ranks(supervisor)) + 1
-                    state.order = max(state.order, 1)
+                    state.order = 1 + max(0, *(one.order for one in self._ranks(supervisor)))
 
     def _done(self, supervisor: Supervisor) -> bool:
         """Whether all ranks have ended; after a failure the others are not waited for long."""
@@ -234,17 +234,15 @@ class Lead(Attempt):
         return [*supervisor.ranks, *others]
 
     def _error(self, reason: str, supervisor: Supervisor) -> BaseException:
-        if reason == "failure":
-            ranks = self._ranks(supervisor)
-            if not any(state.order and not _is_comm(state) for state in ranks):
-                for reason_there in (*self._company.errors(self._number), self._company.gone()):
-                    if reason_there is not None:
-                        return reason_there
+        if reason == "failure" and self._only_connections_broke(supervisor):
+            for reason_there in (*self._company.errors(self._number), self._company.gone()):
+                if reason_there is not None:
+                    return reason_there
         return super()._error(reason, supervisor)
 
-
-def _is_comm(state: RankState) -> bool:
-    return state.failed is not None and state.failed.is_comm
+    def _only_connections_broke(self, supervisor: Supervisor) -> bool:
+        troubled = [state for state in self._ranks(supervisor) if state.order]
+        return all(state.failed is not None and state.failed.is_comm for state in troubled)
 
 
 class _Ear:
