@@ -54,7 +54,8 @@ def _bar(fraction: float | None) -> str:
         return ""
     shape = "height:6px;border-radius:3px"
     return (
-        f'<span style="display:inline-block;width:140px;{shape};margin-right:10px;'
+        f'<span role="img" aria-label="{fraction:.0%} of this epoch" '
+        f'style="display:inline-block;width:140px;{shape};margin-right:10px;'
         'vertical-align:middle;background:rgba(127,127,127,.3)">'
         f'<span style="display:block;width:{100 * fraction:.0f}%;{shape};'
         'background:#2f86c9"></span></span>'

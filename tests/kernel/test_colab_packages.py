@@ -1,4 +1,8 @@
-"""The same tests in a kernel with the packages of Colab: older IPython, ipykernel and widgets."""
+"""The same tests in kernels with other packages: Colab's, and ipykernel 7.3.
+
+Colab has an older IPython, ipykernel and widgets; ipykernel 7.0 to 7.3 calls widgets back in
+another thread than 7.4.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ import pytest
 
 from tests.support.kernels import PYTHON_VARIABLE, ROOT
 
-PACKAGES = ["ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "jupyter-client<8"]
+PACKAGES = {
+    "colab": ["ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "jupyter-client<8"],
+    "ipykernel 7.3": ["ipykernel==7.3.0"],
+}
 CORE = [
     "tests/kernel/test_output.py",
     "tests/kernel/test_blame.py",
@@ -28,16 +35,17 @@ CORE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def colab_python(tmp_path_factory):
-    """An interpreter whose first packages are Colab's, and whose others are the ones of here."""
-    folder = tmp_path_factory.mktemp("colab") / "venv"
+@pytest.fixture(scope="module", params=PACKAGES)
+def other_python(request, tmp_path_factory):
+    """An interpreter whose first packages are these, and whose others are the ones of here."""
+    packages = PACKAGES[request.param]
+    folder = tmp_path_factory.mktemp("other") / "venv"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
     python = folder / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", *PACKAGES, "setuptools"]
+    install = [python, "-m", "pip", "install", "--quiet", *packages, "setuptools"]
     done = subprocess.run(install, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
-        pytest.skip(f"pip cannot install {PACKAGES}: {done.stderr.strip()[-300:]}")
+        pytest.skip(f"pip cannot install {packages}: {done.stderr.strip()[-300:]}")
     (site,) = Path(folder).glob("lib/python*/site-packages")
     (site / "outer.pth").write_text(sysconfig.get_paths()["purelib"])
     return python
@@ -45,11 +53,11 @@ def colab_python(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_core_of_these_tests_passes_with_colabs_packages(colab_python):
+def test_the_core_of_these_tests_passes_with_other_packages(other_python):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--tb=short", *CORE],
         cwd=ROOT,
-        env={**os.environ, PYTHON_VARIABLE: str(colab_python)},
+        env={**os.environ, PYTHON_VARIABLE: str(other_python)},
         capture_output=True,
         text=True,
         timeout=600,
@@ -60,12 +68,12 @@ def test_the_core_of_these_tests_passes_with_colabs_packages(colab_python):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_pickers_need_nothing_that_only_newer_widgets_have(colab_python):
+def test_pickers_need_nothing_that_only_newer_widgets_have(other_python):
     files = ["tests/ui/test_picker.py", "tests/ui/test_picker_widgets.py"]
     shown = "import ipywidgets, pytest, sys; print('ipywidgets', ipywidgets.__version__); "
     run = f"sys.exit(pytest.main(['-q', '--tb=short', *{files}]))"
     done = subprocess.run(
-        [colab_python, "-c", shown + run],
+        [other_python, "-c", shown + run],
         cwd=ROOT,
         capture_output=True,
         text=True,
