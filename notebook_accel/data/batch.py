@@ -24,6 +24,8 @@ def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> A
 
 def num_rows(batch: Any) -> int:
     """How many samples a batch holds, by the first tensor or list in it; 0 when nobody can say."""
+    if type(batch) is list and batch and type(batch[0]) is Tensor and batch[0].dim():
+        return len(batch[0])  # what a loader of pairs gives: asked for every batch
     while True:
         if isinstance(batch, Tensor):
             return batch.shape[0] if batch.dim() else 1

@@ -142,8 +142,7 @@ class PreparedLoader(DataLoader[Any]):
         mark.generators = [one.get_state() for one in self._generators()]
         # The reader's iterator is made now, not at the first batch: it draws a random number.
         batches = self.reading.begin(start, mark)
-        watched = batches if mark.waiting.done else mark.waiting.watch(batches)
-        return self._walk(watched, self.reading.shares, one)
+        return self._walk(batches, self.reading.shares, one)
 
     @property
     def epoch(self) -> int:
@@ -310,12 +309,18 @@ class PreparedLoader(DataLoader[Any]):
         device = seat.device
         samples_before = mark.samples
         now = time.perf_counter
+        look = mark.waiting.begin()
         try:
             if one.num_batches is None and not self.reading.tells_last:
                 batches = _with_end(batches, one)
             asked = now()
             for batch in batches:
-                passes.waited_s += now() - asked
+                came = now()
+                waited_s = came - asked
+                passes.waited_s += waited_s
+                look.waited_s += waited_s
+                if came >= look.due:
+                    look.at(came)
                 if type(batch) is Dealt:
                     one.share, one.is_last = batch.share, batch.is_last or one.is_last
                     mark.stream_state, batch = batch.state, batch.content
@@ -337,6 +342,7 @@ class PreparedLoader(DataLoader[Any]):
         finally:
             one.batch = None
             passes.end(one)
+            look.end(now())
 
 
 def _with_end(batches: Iterator[Any], one: Pass) -> Iterator[Any]:

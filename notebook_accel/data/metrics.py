@@ -40,7 +40,7 @@ def gather_for_metrics(
     """
     if isinstance(tree, Tensor):
         return _gather_tensors([tree], _spread(_share_of(tree, passes), readers), world)[0]
-    if type(tree) in (tuple, list) and tree and all(isinstance(one, Tensor) for one in tree):
+    if type(tree) in (tuple, list) and _are_tensors(tree):
         # Most often it is such a pair, and this is called once a batch.
         return type(tree)(
             _gather_tensors(list(tree), _spread(_share_of(tree, passes), readers), world)
@@ -77,6 +77,13 @@ def _spread(share: Share | None, readers: Sequence[int]) -> Share | None:
         return Share((WHOLE,) * len(readers), tuple(map(int, counts)))
     real = [share.real[reader] * speaks for reader, speaks in zip(readers, counts, strict=True)]
     return Share(tuple(share.rows[reader] for reader in readers), tuple(real))
+
+
+def _are_tensors(items: Any) -> bool:
+    for one in items:  # a loop costs less than all()
+        if not isinstance(one, Tensor):
+            return False
+    return bool(items)
 
 
 class _Object:
