@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -143,6 +144,28 @@ def test_the_configuration_of_the_rendezvous_is_not_changed() -> None:
     first, _ = both(lambda: os.environ["RANK"], rdzv_conf=conf)
     assert list(first) == ["0"]
     assert conf == {"join_timeout": 60}
+
+
+@pytest.mark.slow
+def test_a_run_whose_agent_is_killed_ends_and_says_so() -> None:
+    def main() -> None:
+        Accelerator()
+        time.sleep(600)
+
+    how = {"num_nodes": 2, "use_port": free_port(), "device": "cpu", "block": False}
+    runs = [notebook_launcher(main, (), 1, node_rank=node, **how) for node in (1, 0)]
+    deadline = time.monotonic() + 60
+    while not all(run._attempt is not None and run._attempt.beats() for run in runs):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    agents = [one for one in psutil.Process().children() if "torch_agent" in str(one.cmdline())]
+    assert len(agents) == 2
+    for agent in agents:
+        agent.kill()
+    for run in runs:
+        with pytest.raises(LaunchError, match="the machines lost each other") as caught:
+            run.wait(40)
+        assert "its agent ended" in caught.value.why
 
 
 def test_a_name_and_a_routers_address_are_listened_at_everywhere() -> None:
