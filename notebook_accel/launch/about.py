@@ -30,16 +30,21 @@ def about(
         method,
         len(plan.placements),
         config={
-            name: discretion.described(value, name)
-            for name, value in config.items()
-            if value is not None
+            name: _described(value, name) for name, value in config.items() if value is not None
         },
         arguments={
-            name: discretion.described(value, name)
+            name: _described(value, name)
             for name, value in discretion.named(job.function, job.args, job.kwargs).items()
         },
         environment=discretion.environment({**plan.env, **env}),
     )
+
+
+def _described(value: Any, name: str) -> Any:
+    try:
+        return discretion.described(value, name)
+    except Exception:  # a person's object that does not like to be looked at: no reason to fail
+        return f"<{type(value).__name__}>"
 
 
 def _seed() -> int | None:

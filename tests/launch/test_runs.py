@@ -139,6 +139,18 @@ def test_secrets_that_a_launch_was_given_are_in_no_file(root: Path) -> None:
     assert "logging in with" in runs.last().logs(0)
 
 
+class Shy:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("do not look at me")
+
+
+def test_an_argument_that_cannot_be_looked_at_fails_no_launch() -> None:
+    def main(one: Any) -> None: ...
+
+    result = notebook_launcher(main, (Shy(),), 1, device="cpu")
+    assert result.record.about.arguments == {"one": "<Shy>"}
+
+
 def test_failures_timeouts_and_each_attempt_are_on_record() -> None:
     with pytest.raises(ValueError, match="too hot"):
         launch(2, 0.0, "too hot", max_restarts=1)
