@@ -110,7 +110,8 @@ def snapshot(panel: Panel) -> tuple[dict[str, Any], bytes]:
     }
     parts = [part for curve in curves for part in _numbers(curve)]
     parts += list(np.array(marks, dtype=np.float64).reshape(-1, 3).T)
-    return state, np.concatenate(parts).astype(np.float32).tobytes()
+    with np.errstate(over="ignore"):  # what is too large for the page leaves a gap
+        return state, np.concatenate(parts).astype(np.float32).tobytes()
 
 
 def _drawn(curves: list[Curve]) -> list[Curve]:

@@ -10,6 +10,7 @@ import html
 from notebook_accel.ui.panel import Panel
 
 MAX_ROWS = 16
+MAX_FACTS = 8
 _FAINT = "opacity:.75"
 
 
@@ -30,7 +31,13 @@ def running(panel: Panel) -> str:
 def ended(panel: Panel, facts: str) -> str:
     """How the run went, in words."""
     rows = panel.ranks.last_rows() if panel.num_ranks > 1 else []
-    parts = [f"<div>{_text(panel.line)}</div>", *_alarms(panel), f"<div>{_text(facts)}</div>"]
+    lines = facts.splitlines()
+    parts = [f"<div>{_text(panel.line)}</div>", *_alarms(panel)]
+    parts.append("<div>" + _text("\n".join(lines[:MAX_FACTS])) + "</div>")
+    if len(lines) > MAX_FACTS:
+        rest = _text("\n".join(lines[MAX_FACTS:]))
+        more = f"{len(lines) - MAX_FACTS} more curves"
+        parts.append(f"<details><summary>{more}</summary>{rest}</details>")
     return _card([*parts, _rows(rows)])
 
 

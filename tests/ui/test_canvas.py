@@ -78,6 +78,15 @@ def test_stretches_without_numbers_are_told_by_their_ends():
     json.dumps(state, allow_nan=False)
 
 
+def test_numbers_too_large_for_the_page_do_no_harm(recwarn):
+    panel = panel_of(3)
+    panel.history.handle(Metrics(0, [("huge", 1, 1e300), ("huge", 2, 1.0)]))
+    state, points = canvas.snapshot(panel)
+    series, _ = read(state, points)
+    assert series["huge"][1].tolist() == [math.inf, 1.0]
+    assert not recwarn.list
+
+
 def test_buttons_are_there_only_where_they_can_be_heard():
     def buttons(is_blocking):
         controls = Controls(lambda: None, lambda: None, is_blocking)
