@@ -246,6 +246,24 @@ def test_a_port_in_use_is_chosen_anew_with_a_note(tmp_path: Path) -> None:
     assert told(launch(*words))[0]["env"]["MASTER_PORT"] == port
 
 
+def test_two_launches_that_ask_for_one_port_do_not_share_it(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    write(tmp_path, "import os\nopen('port', 'w').write(os.environ['MASTER_PORT'])\n" + WAIT)
+    words = ["--cpu", "--num_processes", "2", "--main_process_port", port]
+    first = begin(*words, "script.py", cwd=tmp_path)
+    try:
+        pids(tmp_path, 2)
+        second = launch(*words, write(tmp_path, TELL, "tell.py"))
+    finally:
+        first.terminate()
+        first.communicate(timeout=30)
+    assert (tmp_path / "port").read_text() == port
+    assert told(second)[0]["env"]["MASTER_PORT"] != port
+    assert "a free one was chosen" in second.stderr
+
+
 def test_gpus_asked_for_on_a_machine_without_any_become_cpu_ranks_with_a_note(
     tmp_path: Path,
 ) -> None:
@@ -449,6 +467,17 @@ def test_in_a_terminal_rank_0_has_one_of_its_own(tmp_path: Path) -> None:
         "ZeroDivisionError: division by zero",
         "notebook-accel launch: rank 0 of 2 failed, exit code 1",
     ]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_output_that_finds_no_room_is_a_failure(tmp_path: Path) -> None:
+    words = [*LAUNCH, "--cpu", "--num_processes", "2", str(write(tmp_path, "print('lost')"))]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            words, env=clean_env(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr.endswith("what the ranks wrote is lost: No space left on device\n")
 
 
 # ── what is said ──────────────────────────────────────────────────────────────────────────────

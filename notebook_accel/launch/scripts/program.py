@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, LaunchError
 
 HOW = ("script", "module", "program")
 
@@ -68,3 +68,12 @@ def program(words: Sequence[str], is_module: bool, is_no_python: bool) -> Progra
             "give the path of a file; a module is launched by -m, another program by --no_python",
         )
     return Program("script", name, tuple(arguments))
+
+
+def does_not_start(name: str, error: OSError) -> LaunchError:
+    """Give the error for a program that the system refuses to run."""
+    return LaunchError(
+        f"{name} does not start: {error.strerror}",
+        "the system refused to run it as a program",
+        "look whether it is one: a text needs a first line like #!/bin/sh",
+    )

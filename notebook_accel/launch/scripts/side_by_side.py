@@ -7,6 +7,7 @@ others get a moment to say the same or a reason of their own, then SIGTERM, then
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import selectors
@@ -20,6 +21,7 @@ from typing import Any
 from notebook_accel.launch.crew import Children, signal_group, signal_process
 from notebook_accel.launch.guard import Guard
 from notebook_accel.launch.scripts.ending import Fate, lost_its_peers, plain, tell
+from notebook_accel.launch.scripts.program import does_not_start
 from notebook_accel.launch.scripts.voices import Voice, open_ends
 
 FOLD_S = 0.3  # after a failure: time for the same failure of other ranks to arrive
@@ -39,8 +41,13 @@ def run(words: Sequence[str], envs: Sequence[Mapping[str, str]], say: Callable[[
     """Start ``words`` once for each environment, watch them, and give the exit code.
 
     ``say`` writes a line about the run. Ended by a signal from outside, this process ends by it.
+
+    Errors: LaunchError when the system refuses to run them.
     """
-    watch = _Watch(words, envs)
+    try:
+        watch = _Watch(words, envs)
+    except OSError as error:
+        raise does_not_start(words[0], error) from error
     with _Signals(watch.on_signal) as signals:
         watch.go(signals.woken)
     told, code = tell(watch.fates, len(envs), watch.asked_to_end)
@@ -49,6 +56,9 @@ def run(words: Sequence[str], envs: Sequence[Mapping[str, str]], say: Callable[[
         sys.stderr.buffer.flush()
     if told.summary:
         say(told.summary)
+    if watch.trouble is not None and not code:
+        say(f"what the ranks wrote is lost: {watch.trouble.strerror}")
+        code = 1
     if watch.asked_to_end is not None and code:
         signal.signal(watch.asked_to_end, signal.SIG_DFL)
         os.kill(os.getpid(), watch.asked_to_end)
@@ -83,6 +93,12 @@ class _Watch:
     def ends_a_line(self) -> bool:
         """Whether everything written to stderr so far ended its line."""
         return all(one.ends_a_line for one in self._all_voices if one.target == STDERR)
+
+    @property
+    def trouble(self) -> OSError | None:
+        """What kept output from its place; a reader that went away is none."""
+        found = [one.trouble for one in self._all_voices]
+        return next((one for one in found if one and one.errno != errno.EPIPE), None)
 
     def _start(self, rank: int, words: Sequence[str], env: Mapping[str, str]) -> int:
         actions: list[Any] = []

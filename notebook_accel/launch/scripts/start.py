@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from notebook_accel.errors import LaunchError
 from notebook_accel.launch.scripts import way as ways
+from notebook_accel.launch.scripts.program import does_not_start
 from notebook_accel.launch.scripts.way import Way
 
 
@@ -26,16 +28,14 @@ def start(way: Way, env: Mapping[str, str], say: Callable[[str], None]) -> int:
     if way.who == ways.SIDE_BY_SIDE:
         from notebook_accel.launch.scripts import side_by_side
 
-        with reserve(way.port) as reserved:
-            port = reserved.getsockname()[1]
+        with reserved(way.port) as port:
+            if way.port not in (None, port):
+                say(f"note: port {way.port} is another launch's: a free one was chosen")
             envs = [
                 {**env, **ways.rank_environment(rank, way.num_ranks, port)}
                 for rank in range(way.num_ranks)
             ]
-            try:
-                return side_by_side.run(way.words, envs, say)
-            except OSError as error:
-                raise _does_not_start(way, error) from error
+            return side_by_side.run(way.words, envs, say)
     program = shutil.which(way.words[0], path=env.get("PATH"))
     if program is None:
         raise _not_there(way)
@@ -45,22 +45,28 @@ def start(way: Way, env: Mapping[str, str], say: Callable[[str], None]) -> int:
     try:
         os.execve(program, list(way.words), env)
     except OSError as error:
-        raise _does_not_start(way, error) from error
+        raise does_not_start(way.words[0], error) from error
 
 
-def reserve(port: int | None) -> socket.socket:
-    """Bind a port of this machine without listening, for rank 0 to listen there; None is any.
+@contextlib.contextmanager
+def reserved(port: int | None) -> Iterator[int]:
+    """Hold a port of this machine without listening, for rank 0 to listen there; None is any.
 
     As long as it is bound, no other program is given it; a socket that asks for it by number and
-    allows others on it, as torch's store does, can have it.
+    allows others on it, as torch's store does, can have it. Two launches that ask for the same
+    number would both succeed: the second one to name it gets another.
     """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        held.bind(("127.0.0.1", port or 0))
-    except OSError:  # taken since it was looked at
-        held.bind(("127.0.0.1", 0))
-    return held
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(socket.socket())
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            if port and sys.platform == "linux":
+                claim = stack.enter_context(socket.socket(socket.AF_UNIX))
+                claim.bind(f"\0notebook-accel port {port}")  # no file: it goes with this process
+            held.bind(("127.0.0.1", port or 0))
+        except OSError:
+            held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def is_busy(port: int) -> bool:
@@ -72,14 +78,6 @@ def is_busy(port: int) -> bool:
         except OSError as error:
             return error.errno == errno.EADDRINUSE
     return False
-
-
-def _does_not_start(way: Way, error: OSError) -> LaunchError:
-    return LaunchError(
-        f"{way.words[0]} does not start: {error.strerror}",
-        "the system refused to run it as a program",
-        "look whether it is one: a text needs a first line like #!/bin/sh",
-    )
 
 
 def _not_there(way: Way) -> LaunchError:

@@ -38,7 +38,7 @@ class Voice:
         self._holds_back = holds_back
         self.last_words = b""
         self.ends_a_line = True  # whether what was written so far does
-        self._deaf = False  # nobody reads the target any more
+        self.trouble: OSError | None = None  # why the target takes nothing any more
         self._line = b""  # the start of a line whose end has not come
         self._line_due = _NEVER
         self._words_due = _NEVER
@@ -58,7 +58,7 @@ class Voice:
             data = b""
         if data:
             self._take(data, now)
-        return bool(data) and not self._deaf
+        return bool(data) and self.trouble is None
 
     def write_due(self, now: float) -> None:
         """Write what has waited long enough: its process goes on, so it was no last word."""
@@ -104,13 +104,13 @@ class Voice:
         if data:
             self.ends_a_line = data.endswith(b"\n")
         view = memoryview(data)
-        while view and not self._deaf:
+        while view and self.trouble is None:
             try:
                 view = view[os.write(self.target, view) :]
             except BlockingIOError:  # somebody made it so
                 select.select([], [self.target], [], 1.0)
-            except BrokenPipeError:
-                self._deaf = True
+            except OSError as error:  # no reader, disk or terminal: the rank's pipe breaks too
+                self.trouble = error
 
 
 def _start_of_last_words(text: bytes) -> int:
