@@ -174,6 +174,11 @@ def test_machines_that_come_and_go_meet_by_c10d() -> None:
     assert "--rdzv-conf" not in other.words
 
 
+def test_a_rendezvous_of_one_machine_needs_no_address() -> None:
+    way = chosen(num_processes=2, rdzv_backend="c10d")
+    assert way.who == ways.AGENT and "--standalone" in way.words
+
+
 def test_an_endpoint_without_a_port_has_torchs_own() -> None:
     way = chosen(num_nodes=2, rdzv_backend="c10d", rdzv_endpoint="host1")
     assert option(way, "--rdzv-endpoint") == "host1:29400"

@@ -15,6 +15,7 @@ from notebook_accel.launch.addresses import is_loopback
 if TYPE_CHECKING:
     from notebook_accel.launch.devices import Device
 
+_OF_TORCH = ("static", "c10d")  # the backends whose store the first machine serves
 RENDEZVOUS_PORT = 29400  # torch's default, where an endpoint names none
 
 
@@ -108,13 +109,13 @@ def meeting(
     least = torchrun.least or most
     words = _common(config, torchrun, num_local)
     backend, endpoint = config["rdzv_backend"], config["rdzv_endpoint"]
-    if torchrun.is_standalone or (most == 1 and backend == "static" and not endpoint):
+    if torchrun.is_standalone or (most == 1 and backend in _OF_TORCH and not endpoint):
         return _on_one(words, config["use_port"], busy_ports)
     if backend == "static" and (least != most or (endpoint and not _says_rank(config))):
         backend = "c10d"  # numbers given beforehand do not fit machines that come and go
     host, port = _first_machine(config, endpoint, most)
     is_first = config["node_rank"] == 0 if _says_rank(config) else address == host
-    if port in busy_ports and is_first and backend in ("static", "c10d"):
+    if port in busy_ports and is_first and backend in _OF_TORCH:
         raise ConfigError(
             f"port {port} of this machine, where the others are to meet it, is in use",
             "another program listens there; it is not changed by itself, for all machines know it",
