@@ -144,7 +144,9 @@ class Curves:
 
     def __getitem__(self, name: str) -> Curve:
         series = self.history.series(name)
-        columns = self._columns.setdefault(name, Columns())
+        columns = self._columns.get(name)
+        if columns is None:
+            columns = self._columns[name] = Columns()
         columns.take(series)
         return columns.curve(name, series)
 
