@@ -142,6 +142,8 @@ def test_a_busy_port_is_an_error_on_the_first_machine_only() -> None:
     with pytest.raises(ConfigError, match="port 29500 of this machine"):
         chosen(busy=(29500,), node_rank=0, **machines)
     assert chosen(busy=(29500,), node_rank=1, **machines).who == ways.AGENT
+    late = chosen(busy=(29500,), rdzv_backend="c10d", node_rank=0, **machines)
+    assert late.who == ways.AGENT  # the other agent of this machine listens there
 
 
 def test_a_machine_that_may_not_be_the_first_is_told_so() -> None:

@@ -15,7 +15,7 @@ from notebook_accel.launch.addresses import is_loopback
 if TYPE_CHECKING:
     from notebook_accel.launch.devices import Device
 
-_OF_TORCH = ("static", "c10d")  # the backends whose store the first machine serves
+_OF_TORCH = ("static", "c10d")  # the backends that need no server of somebody else's
 RENDEZVOUS_PORT = 29400  # torch's default, where an endpoint names none
 
 
@@ -115,7 +115,7 @@ def meeting(
         backend = "c10d"  # numbers given beforehand do not fit machines that come and go
     host, port = _first_machine(config, endpoint, most)
     is_first = config["node_rank"] == 0 if _says_rank(config) else address == host
-    if port in busy_ports and is_first and backend in _OF_TORCH:
+    if port in busy_ports and is_first and backend == "static":  # by c10d agents may share a port
         raise ConfigError(
             f"port {port} of this machine, where the others are to meet it, is in use",
             "another program listens there; it is not changed by itself, for all machines know it",
