@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +57,21 @@ def ask(options: argparse.Namespace) -> int:
     path = _path(options)
     given = chosen(options)
     if given:
+        _keep(path)
         return _write(RunConfig(**given), path, options)
     machine = read_machine()
-    before = store.read(path).values if path.exists() else {}
-    if before:
-        print(f"{_short(path)} is there: its values are proposed, and it is replaced.")
-    answers = interview(machine, asker(), before)
+    put = asker()
+    answers = interview(machine, put, _before(path, _named(options) is None))
     return _write(RunConfig(**answers), path, options)
 
 
 def default(options: argparse.Namespace) -> int:
     """Write what this machine suggests, without asking."""
     path = _path(options)
-    if path.exists() and not chosen(options):
+    if path.exists() and not chosen(options):  # a setup script may run twice
         print(f"{_short(path)} is there already and stays as it is")
-        print("  do:  notebook-accel config update, or remove the file first")
         return 0
+    _keep(path)
     return _write(RunConfig(**{**detected(read_machine()), **chosen(options)}), path, options)
 
 
@@ -166,6 +165,32 @@ def _declare(parser: argparse.ArgumentParser, act: Act) -> None:
             for action in group._group_actions:
                 action.help = argparse.SUPPRESS
             group.title = None
+
+
+def _keep(path: Path) -> None:
+    """Refuse to write over a file that nobody was asked about."""
+    if path.exists():
+        raise ConfigError(
+            f"{_short(path)} is there already",
+            "its settings would be lost",
+            "notebook-accel config update, with the same options, changes it; "
+            "or remove the file first",
+        )
+
+
+def _before(path: Path, is_default: bool) -> Mapping[str, Any]:
+    """Give earlier answers: of the file to write, or of the one that counts until now."""
+    source = path if path.exists() else store.find_default() if is_default else None
+    if source is None or not source.exists():
+        return {}
+    becomes = "it is replaced" if source == path else f"{_short(path)} will be written"
+    try:
+        values = store.read(source).values
+    except ConfigError as error:
+        print(f"{_short(source)} cannot be used; {becomes}\n  {error.what}\n")
+        return {}
+    print(f"{_short(source)} is there: its values are proposed; {becomes}.\n")
+    return values
 
 
 def _named(options: argparse.Namespace) -> Path | None:

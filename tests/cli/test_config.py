@@ -179,8 +179,12 @@ def test_default_writes_what_is_here_and_never_over_a_file(home: Path, tmp_path:
     assert typed(*words, env=env).returncode == 0
     first = path.read_text()
     assert {"distributed_type", "compute_environment", "num_processes"} <= set(json.loads(first))
-    done = typed(*words, env=env)
-    assert "stays as it is" in done.stdout and path.read_text() == first
+    assert "stays as it is" in typed(*words, env=env).stdout
+    for again in (("config",), ("config", "default")):
+        done = typed(*again, "--config_file", str(path), "--num_processes", "7", env=env)
+        assert done.returncode == 2 and f"{path} is there already" in done.stderr
+        assert "notebook-accel config update" in done.stderr
+    assert path.read_text() == first
 
 
 def test_update_keeps_what_is_there_and_the_form_of_the_file(home: Path, tmp_path: Path) -> None:
@@ -213,6 +217,25 @@ def test_validate_names_the_line_of_everything_that_is_wrong(home: Path, tmp_pat
     assert done.returncode == 2 and "num_processes=3" in done.stderr
     done = typed("config", "validate", env=at_home(home))
     assert done.returncode == 2 and "there is no configuration file" in done.stderr
+
+
+def test_earlier_answers_are_proposed_also_accelerates_and_a_broken_file_is_no_dead_end(
+    home: Path,
+) -> None:
+    env = at_home(home, "dumb")
+    theirs = home / "hf/accelerate/default_config.yaml"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\nmixed_precision: bf16\n")
+    done = typed("config", env=env, said="\n" * 40)
+    assert done.returncode == 0, done.stderr
+    assert "~/hf/accelerate/default_config.yaml is there: its values are proposed; " in done.stdout
+    assert (written(home)["num_processes"], written(home)["mixed_precision"]) == (3, "bf16")
+    assert theirs.read_text().startswith("distributed_type: MULTI_CPU")
+    (home / "notebook_accel/config.yaml").write_text("num_processes: [")
+    done = typed("config", env=env, said="\n" * 40)
+    assert done.returncode == 0, done.stderr
+    assert "~/notebook_accel/config.yaml cannot be used; it is replaced" in done.stdout
+    assert written(home)["num_processes"] == 1
 
 
 def test_a_killed_wizard_leaves_no_half_file(terminal: pexpect.spawn, home: Path) -> None:

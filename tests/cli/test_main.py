@@ -43,6 +43,12 @@ def test_no_command_lists_all_of_them_and_is_a_usage_error() -> None:
     assert done.stdout == typed("--help").stdout
 
 
+def test_help_imports_next_to_nothing() -> None:
+    heavy = "{'torch', 'numpy', 'yaml', 'questionary', 'IPython', 'pynvml'}"
+    then = f"sys.exit(len({heavy} & set(sys.modules)))"
+    assert typed("--help", then=then).returncode == 0
+
+
 def test_an_unknown_command_names_the_nearest() -> None:
     done = typed("evn")
     assert done.returncode == 2
