@@ -59,10 +59,16 @@ def ask(options: argparse.Namespace) -> int:
     if given:
         _keep(path)
         return _write(RunConfig(**given), path, options)
-    machine = read_machine()
-    put = asker()
-    answers = interview(machine, put, _before(path, _named(options) is None))
-    return _write(RunConfig(**answers), path, options)
+    machine, put = read_machine(), asker()
+    answers = _before(path, _named(options) is None)
+    while True:
+        answers = interview(machine, put, answers)
+        try:
+            config = RunConfig(**answers)
+            break
+        except ConfigError as error:  # answers that are good each, but not together
+            print(f"\n{error}\n\nOnce more, your answers are proposed:")
+    return _write(config, path, options)
 
 
 def default(options: argparse.Namespace) -> int:

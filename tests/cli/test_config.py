@@ -238,6 +238,18 @@ def test_earlier_answers_are_proposed_also_accelerates_and_a_broken_file_is_no_d
     assert written(home)["num_processes"] == 1
 
 
+def test_answers_that_do_not_go_together_are_asked_once_more(home: Path) -> None:
+    """4 processes cannot be 3 copies: the second time 4 copies."""
+    first = ["", "", "4", "", "", "yes", "3", *[""] * 6]
+    second = [*[""] * 6, "4"]
+    said = "\n".join([*first, *second, *[""] * 20])
+    done = typed("config", env=at_home(home, "dumb"), said=said)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("num_processes=4, but parallelism_config_dp_replicate_size=3") == 1
+    assert "Once more, your answers are proposed:" in done.stdout
+    assert written(home)["parallelism_config"]["parallelism_config_dp_replicate_size"] == 4
+
+
 def test_a_killed_wizard_leaves_no_half_file(terminal: pexpect.spawn, home: Path) -> None:
     terminal.expect_exact(TEXTS["device"])
     os.kill(terminal.pid, signal.SIGKILL)
