@@ -27,6 +27,14 @@ def test_all_checks_pass_on_two_processes_under_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_all_checks_pass_for_fsdp_too(tmp_path: Path) -> None:
+    file = tmp_path / "fsdp.yaml"
+    file.write_text("use_cpu: true\nnum_processes: 2\ndistributed_type: FSDP\n")
+    done = typed("test", "--config_file", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_one_process_has_nothing_to_compare_with() -> None:
     found = list(findings(1, ["--cpu"], timeout_s=100))
     assert [(one.level, one.topic) for one in found] == [("ok", name) for name in NAMES[:-1]]
