@@ -38,7 +38,7 @@ def is_comm_error(exc: BaseException) -> bool:
     for _ in range(10):
         if seen is None:
             return False
-        if is_comm_text(type(seen).__name__, str(seen)):
+        if is_comm_text(type(seen).__name__, _message(seen)):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
