@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
 
     def say(text: str) -> None:
-        if not options.quiet:
+        if way.speaks and not options.quiet:
             print(f"{PROG}: {text}", file=sys.stderr, flush=True)
 
     for line in (way.headline, *_from_file(config, path), *_notes(way, config)):

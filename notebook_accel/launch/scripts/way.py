@@ -61,7 +61,7 @@ class Way:
 
     ``words`` become this process, or each of ``num_ranks`` children if ``who`` is SIDE_BY_SIDE;
     ``env`` is set and ``without`` taken out of the environment. ``port`` is where the ranks of one
-    machine are to meet, None for any.
+    machine are to meet, None for any. One that does not speak leaves that to another rank.
     """
 
     who: str
@@ -72,6 +72,7 @@ class Way:
     num_ranks: int = 1
     port: int | None = None
     notes: tuple[str, ...] = ()
+    speaks: bool = True
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Give the environment that the program gets, made of this process's."""
@@ -90,10 +91,8 @@ def choose(program: Program, config: RunConfig, torchrun: rendezvous.Torchrun, h
     wanted = rendezvous.local_count(config, torchrun, here.devices, here.num_cores)
     place = local(config, here.devices, here.env, wanted)
     env, threads = _environment(config, place, here)
-    if config["deepspeed_hostfile"] or config["deepspeed_multinode_launcher"] not in (
-        None,
-        "standard",
-    ):
+    launcher = config["deepspeed_multinode_launcher"] or "standard"
+    if config["deepspeed_hostfile"] or launcher != "standard":
         words = outside.deepspeed(program, config, env, place.num_ranks)
         return Way(DEEPSPEED, words, {}, f"{DEEPSPEED}, {place.words} a machine", _OF_TORCHRUN)
     if config["mpirun_hostfile"]:
@@ -150,7 +149,8 @@ def _told(program: Program, config: RunConfig, told: Told, here: Here) -> Way:
     env = {**config.environment(), **_in_torchruns_names(told, here.env)}
     if "OMP_NUM_THREADS" not in here.env:
         env.setdefault("OMP_NUM_THREADS", str(max(1, here.num_cores // told.local_size)))
-    return Way(TOLD, program.words(), env, f"rank {told.rank} of {told.size}, as {told.by} tells")
+    headline = f"rank {told.rank} of {told.size}, as {told.by} tells"
+    return Way(TOLD, program.words(), env, headline, speaks=told.rank == 0)
 
 
 def _in_torchruns_names(told: Told, env: Mapping[str, str]) -> dict[str, str]:
