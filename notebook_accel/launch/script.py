@@ -210,6 +210,8 @@ class _Gathered:
             raise _NoSource("a lambda, which has no source of its own: write it as a def")
         own = str(getattr(value, "__name__", name))
         if not import_of(own, value, []) and source_of(value) is None:
+            if isinstance(value, FunctionType):
+                raise _NoSource("a function without source: of exec(), %%time or a decorator")
             raise _NoSource(f"{_kind(value)} without source")
         self.need(own, value, "the call")
         return own

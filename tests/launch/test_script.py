@@ -169,7 +169,14 @@ def test_a_function_from_a_decorator_that_hides_it_is_refused(cell: Cell) -> Non
         "def loud(function):\n    def inner():\n        function()\n    return inner\n"
         "@loud\ndef main(): pass\n"
     )
-    assert "without source" in refused(space["main"])
+    assert "a function without source: of exec(), %%time or a decorator" in refused(space["main"])
+
+
+def test_a_function_that_no_file_holds_is_refused(cell: Cell) -> None:
+    hidden: dict[str, Any] = {}
+    exec("def hidden(): pass", hidden)
+    space = cell("def main(): return hidden()\n", hidden=hidden["hidden"])
+    assert "hidden: a function without source: of exec()" in refused(space["main"])
 
 
 def test_postponed_annotations_stay_postponed(cell: Cell, tmp_path: Path) -> None:
