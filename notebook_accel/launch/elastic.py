@@ -101,6 +101,7 @@ class Agent:
         ours, theirs = socket.socketpair()
         self._link = ours
         self._rest = b""
+        self._attempt = -1
         self._log = anonymous_file("agent-log")
         fds = [theirs.fileno(), *([listener.fileno()] if listener is not None else [])]
         code = (
@@ -128,8 +129,8 @@ class Agent:
         return self._link.fileno()
 
     def tell(self, state: str) -> None:
-        """Say how this machine's ranks are."""
-        self._say({"state": state})
+        """Say how this machine's ranks are, in the newest start that was heard of."""
+        self._say({"state": state, "attempt": self._attempt})
 
     def heard(self, timeout_s: float = 0.0) -> Word | None:
         """Give the agent's next word, or None if none comes within ``timeout_s``."""
@@ -145,7 +146,9 @@ class Agent:
             return None
         self._rest = rest
         message = json.loads(line)
-        return _KINDS[message.pop("word")](**message)
+        word = _KINDS[message.pop("word")](**message)
+        self._attempt = word.attempt if isinstance(word, Start) else self._attempt
+        return word
 
     def close(self) -> None:
         """End the agent, first asking it to: it sees the line close."""

@@ -77,20 +77,24 @@ class _Launcher:
         self._lines = lines
         self._changed = threading.Condition()
         self._state = STOPPED
+        self._attempt = -1
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for line in self._lines:
+            said = json.loads(line)
             with self._changed:
-                self._state = json.loads(line)["state"]
-                self._changed.notify_all()
+                if said["attempt"] == self._attempt:  # a late word on an earlier start says nothing
+                    self._state = said["state"]
+                    self._changed.notify_all()
         os._exit(1)  # the launcher has gone, and with it its ranks
 
     def say(self, word: str, what: Word) -> None:
         self._link.sendall(json.dumps({"word": word, **dataclasses.asdict(what)}).encode() + b"\n")
 
     def start(self, what: Start) -> None:
-        self._state = RUNNING
+        with self._changed:
+            self._state, self._attempt = RUNNING, what.attempt
         self.say("start", what)
 
     def state(self) -> str:
