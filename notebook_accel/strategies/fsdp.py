@@ -91,7 +91,7 @@ class FSDPEngine(Engine):
             wish.transformer_cls_names_to_wrap,
             wish.min_num_params,
         )
-        ignored = _ignored(model, wish.ignored_modules)
+        kept = _kept_whole(model, wish.ignored_modules)
         if self.world.device.type == "cpu":
             let_batch_norms_meet(model)
         with sharding.tracked(model) as moved:
@@ -111,10 +111,12 @@ class FSDPEngine(Engine):
                 reshard_after_forward=wish.reshard_after_forward,
                 numbers=self._numbers(),
                 offload=self._offload(),
-                ignored=ignored,
+                ignored=[one for module in kept for one in module.parameters()],
             )
             if given is not None:
                 lean.pour(model, given, self.world, on_cpu=wish.cpu_offload)
+        for module in kept:
+            module.to(self.world.device)
         self._moved.update(moved)
         self._parts[id(model)] = len(blocks) + 1
 
@@ -256,20 +258,19 @@ def num_copies(wish: FSDP, world: World) -> int:
     return world.size // world.placement.local_size
 
 
-def _ignored(model: nn.Module, wanted: Any) -> list[Tensor]:
-    """List the parameters of modules that stay whole.
+def _kept_whole(model: nn.Module, wanted: Any) -> list[nn.Module]:
+    """List the modules that are not sharded.
 
-    Errors: ConfigError if one of them is trained.
+    Errors: ConfigError if anything in them is trained.
     """
-    modules = modules_named(model, wanted, "ignored_modules") if wanted is not None else []
-    ignored: list[Tensor] = [one for module in modules for one in module.parameters()]
-    if any(one.requires_grad for one in ignored):
+    modules = [] if wanted is None else modules_named(model, wanted, "ignored_modules")
+    if any(one.requires_grad for module in modules for one in module.parameters()):
         raise ConfigError(
             "FSDP(ignored_modules=...) has parameters that are trained",
             "nobody averages the gradients of what is not sharded: ranks would drift apart",
             "freeze them (requires_grad_(False)), or do not ignore them",
         )
-    return ignored
+    return modules
 
 
 def _refuse_part(part: DTensor) -> Any:

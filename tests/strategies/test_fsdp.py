@@ -217,6 +217,26 @@ def test_an_optimizer_made_before_follows_through_lean_loading(recompute: bool) 
     assert first[2] < first[1] < first[0]
 
 
+def ignores_a_frozen_part(lean: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = Net()
+    model.enter.requires_grad_(False)
+    wish = FSDP(ignored_modules="enter", cpu_ram_efficient_loading=lean)
+    accelerator = Accelerator(cpu=True, strategy=wish)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    losses = [step(accelerator, model, optimizer) for _ in range(2)]
+    return {"losses": losses, "whole": not hasattr(model.enter.weight, "full_tensor")}
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_ignored_parts_stay_whole_and_are_used(lean: bool) -> None:
+    alone = ignores_a_frozen_part(False)
+    shared = on_two(ignores_a_frozen_part, lean)[1]
+    assert shared["whole"]
+    assert shared["losses"] == pytest.approx(alone["losses"])
+
+
 def all_on_meta() -> None:
     accelerator = Accelerator(cpu=True, strategy=FSDP(cpu_ram_efficient_loading=True))
     with torch.device("meta"):
