@@ -760,7 +760,10 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts(
         cpu(who, (), 2, **wrong)
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "start_method",
+    ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))],
+)
 def test_two_machines_form_one_world(start_method: str) -> None:
     """Two launchers on this machine stand for two machines; each reports its own ranks."""
     with socket.socket() as finder:
