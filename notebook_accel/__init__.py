@@ -32,6 +32,7 @@ _WHERE = {
     "NoSuchRun": "errors",
     "ParallelismConfig": "config.parallelism",
     "PartialState": "runtime.faces",
+    "Pipeline": "config.wishes",
     "PrecisionPicker": "ui.picker",
     "ProfileKwargs": "config.handlers",
     "RanksStuck": "errors",
@@ -105,7 +106,7 @@ if TYPE_CHECKING:
     from notebook_accel.config.loading import DataLoaderConfiguration
     from notebook_accel.config.parallelism import ParallelismConfig
     from notebook_accel.config.resolve import RunConfig
-    from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, TensorParallel
+    from notebook_accel.config.wishes import DDP, FSDP, Pipeline, SingleDevice, TensorParallel
     from notebook_accel.data.skip import skip_first_batches
     from notebook_accel.errors import (
         CheckpointError,

@@ -21,6 +21,9 @@ WRAP_POLICIES = ("auto", "transformer_based_wrap", "size_based_wrap", "no_wrap")
 STATE_DICT_TYPES = ("full_state_dict", "sharded_state_dict")
 SHARD_DTYPES = ("fp32", "fp16", "bf16")
 
+# In what order a pipeline's stages take forward and backward of micro-batches.
+SCHEDULES = ("1f1b", "gpipe")
+
 
 @dataclass(frozen=True)
 class Strategy:
@@ -150,6 +153,50 @@ class TensorParallel(Strategy):
                 f"TensorParallel(size={self.size!r})",
                 "it is how many ranks compute each layer together",
                 "write a divisor of the number of processes, for example size=2",
+            )
+
+
+@dataclass(frozen=True)
+class Pipeline(Strategy):
+    """The model in ``stages``, one on each of so many neighboring ranks, which share one batch.
+
+    A batch is cut into ``num_microbatches`` (as many as stages, if nothing is said; fewer where its
+    rows do not divide evenly), so that stages work at the same time. ``split`` names the modules
+    where the second stage begins, the third, and so on; without it the blocks of the model's list
+    are divided by their numbers of parameters. ``schedule`` is "1f1b" (a backward as soon as one
+    can be, with the fewest micro-batches in memory) or "gpipe" (all forwards, then all backwards).
+    Groups of ranks read different data, and average gradients once an update. The loop calls
+    ``accelerator.forward_backward``. Every rank keeps all parameters: what is divided are
+    activations, gradients and optimizer states.
+
+    Errors: ConfigError for what cannot be.
+    Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream";
+    torch.distributed.pipelining.
+    """
+
+    name: ClassVar[str] = "pipeline"
+    stages: int = 2
+    num_microbatches: int | None = None
+    schedule: str = "1f1b"
+    split: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        choose(self.schedule, "schedule", SCHEDULES)
+        for name in ("stages", "num_microbatches"):
+            value = getattr(self, name)
+            if name == "num_microbatches" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    f"Pipeline({name}={value!r})",
+                    f"{name} is a whole number of at least 1",
+                    f"write {name}=2, or leave it out",
+                )
+        if self.split is not None and len(self.split) != self.stages - 1:
+            raise ConfigError(
+                f"Pipeline(stages={self.stages}) with a split of {len(self.split)} names",
+                "the first stage begins with the model, each other one at a module that is named",
+                f"name {self.stages - 1}, or leave split out",
             )
 
 

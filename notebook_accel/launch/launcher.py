@@ -111,7 +111,8 @@ def notebook_launcher(
         connections are not protected.
 
     strategy: how models lie across ranks, for every ``Accelerator()`` in the function that says
-        nothing else: ``DDP(...)``, ``FSDP(...)``, ``TensorParallel(...)``, or a word ("fsdp").
+        nothing else: ``DDP(...)``, ``FSDP(...)``, ``TensorParallel(...)``, ``Pipeline(...)``, or
+        a word ("fsdp").
 
     Returns: a ``RunResult``: ``run[rank]``, ``run.history["loss"]``, ``run.logs``.
     Ranks: called in the notebook's own process; a call inside a worker is refused.

@@ -54,13 +54,14 @@ from notebook_accel.runtime.profiling import Profiling
 from notebook_accel.runtime.recording import Recording
 from notebook_accel.runtime.sharing import Plugins
 from notebook_accel.runtime.showing import Showing
+from notebook_accel.runtime.stepping import Stepping
 from notebook_accel.strategies.cpu_bf16 import say_how_bf16_runs
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
 
 class Accelerator(
-    AmongRanks, Feeding, Showing, Explaining, Keeping, Profiling, Recording, Normalizing
+    AmongRanks, Feeding, Showing, Explaining, Keeping, Profiling, Recording, Normalizing, Stepping
 ):
     """Makes an ordinary training loop run on whatever there is: one process or many.
 
@@ -346,4 +347,6 @@ class Accelerator(
         return listed
 
     def _salvage(self) -> list[Any]:
+        if self._engine.shares_states:  # what one rank has of a model is nothing to go on with
+            return []
         return [self._engine.unwrap(model) for model in self._wardrobe.models]

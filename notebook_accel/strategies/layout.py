@@ -17,13 +17,13 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World
 
 
-def mesh_of(world: World, replicas: int = 1, tp: int = 1) -> DeviceMesh:
+def mesh_of(world: World, replicas: int = 1, tp: int = 1, pp: int = 1) -> DeviceMesh:
     """Lay all ranks out; axes of one rank are left out, but for "dp_shard".
 
     Ranks: all ranks call it.
     Errors: ConfigError where the axes do not multiply to the world.
     """
-    known = replicas * tp
+    known = replicas * tp * pp
     if world.size % known:
         asked = [f"replicas={replicas}"] * (replicas > 1) + [f"tensor parallel size={tp}"] * (
             tp > 1
@@ -33,7 +33,7 @@ def mesh_of(world: World, replicas: int = 1, tp: int = 1) -> DeviceMesh:
             f"groups of {known} ranks do not fill it",
             f"launch a multiple of {known} processes, or ask for divisors of {world.size}",
         )
-    axes = {"dp_replicate": replicas, "dp_shard": world.size // known, "tp": tp}
+    axes = {"dp_replicate": replicas, "dp_shard": world.size // known, "tp": tp, "pp": pp}
     kept = {name: size for name, size in axes.items() if size > 1 or name == "dp_shard"}
     return _mesh(world, tuple(kept.items()), id(dist.group.WORLD))
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy, TensorParallel
+from notebook_accel.config.wishes import (
+    DDP,
+    FSDP,
+    Pipeline,
+    SingleDevice,
+    Strategy,
+    TensorParallel,
+)
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.base import Engine
@@ -79,9 +86,18 @@ def _tensor(wish: TensorParallel, world: World, precision: Precision) -> Engine:
     return TensorEngine(wish, world, precision)
 
 
+def _pipeline(wish: Pipeline, world: World, precision: Precision) -> Engine:
+    if wish.stages == 1:  # nothing is cut
+        return build(None, world, precision)
+    from notebook_accel.strategies.pipeline import PipelineEngine
+
+    return PipelineEngine(wish, world, precision)
+
+
 BUILT_IN: dict[type[Strategy], Maker] = {
     SingleDevice: _single,
     DDP: _ddp,
     FSDP: _fsdp,
     TensorParallel: _tensor,
+    Pipeline: _pipeline,
 }

@@ -11,7 +11,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, notebook_launcher
-from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy, TensorParallel
+from notebook_accel.config.wishes import (
+    DDP,
+    FSDP,
+    Pipeline,
+    SingleDevice,
+    Strategy,
+    TensorParallel,
+)
 from tests.agreement.test_strategies_agree import PLAN, Net
 
 WAYS: dict[str, tuple[int, Strategy]] = {
@@ -23,6 +30,8 @@ WAYS: dict[str, tuple[int, Strategy]] = {
     "tensor on 2": (2, TensorParallel(plan=PLAN)),
     "tensor and fsdp on 4": (4, TensorParallel(plan=PLAN)),
     "fsdp on 2, whole states": (2, FSDP(state_dict_type="full_state_dict")),
+    "pipeline on 2": (2, Pipeline()),
+    "pipelines on 4": (4, Pipeline()),
 }
 FROM = tuple(name for name in WAYS if name != "fsdp on 4")
 
@@ -32,6 +41,7 @@ class Run:
 
     def __init__(self, strategy: Strategy) -> None:
         self.accelerator = Accelerator(cpu=True, strategy=strategy)
+        self.pipelined = isinstance(strategy, Pipeline)
         torch.manual_seed(0)
         x = torch.randn(24, 4)
         model = Net()
@@ -46,12 +56,19 @@ class Run:
     def one_pass(self) -> list[float]:
         losses = []
         for inputs, targets in self.loader:
-            loss = nn.functional.mse_loss(self.model(inputs), targets)
-            self.accelerator.backward(loss)
+            loss = self.learn(inputs, targets)
             self.optimizer.step()
             self.optimizer.zero_grad()
             losses.append(self.accelerator.reduce(loss, "mean").item())
         return losses
+
+    def learn(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.pipelined:
+            batch = (inputs, targets)
+            return self.accelerator.forward_backward(self.model, batch, nn.functional.mse_loss)
+        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        self.accelerator.backward(loss)
+        return loss
 
     def parameters(self) -> list[float]:
         state = self.accelerator.get_state_dict(self.model)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.handlers import GradScalerKwargs
-from notebook_accel.config.wishes import FSDP, SingleDevice, Strategy, TensorParallel
+from notebook_accel.config.wishes import FSDP, Pipeline, SingleDevice, Strategy, TensorParallel
 
 PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "enter": "colwise_rep"}
 STRATEGIES: dict[str, Strategy] = {
@@ -90,8 +90,12 @@ def train(
         for inputs, targets in loader:
             with accelerator.accumulate(model):
                 optimizer.zero_grad()
-                loss = nn.functional.mse_loss(model(inputs), targets)
-                accelerator.backward(loss)
+                if isinstance(strategy, Pipeline):
+                    batch = (inputs, targets)
+                    loss = accelerator.forward_backward(model, batch, nn.functional.mse_loss)
+                else:
+                    loss = nn.functional.mse_loss(model(inputs), targets)
+                    accelerator.backward(loss)
                 window.append(accelerator.reduce(loss, "mean").item())
                 if accelerator.sync_gradients:
                     norms.append(accelerator.clip_grad_norm_(model.parameters(), clip).item())

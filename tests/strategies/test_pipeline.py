@@ -1,0 +1,299 @@
+"""Pipelines beyond the agreement of their numbers: cutting, evaluating, refusing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from notebook_accel import Accelerator, notebook_launcher
+from notebook_accel.config.wishes import Pipeline
+from notebook_accel.errors import ConfigError, Explained, LaunchError
+from notebook_accel.strategies import stages
+from tests.agreement.test_strategies_agree import Net
+
+X = torch.arange(24.0).view(6, 4) / 24
+Y = torch.arange(6.0)[:, None]
+mse = nn.functional.mse_loss
+
+
+def launch(function: Callable[..., Any], *args: Any, size: int = 2) -> list[Any]:
+    return list(notebook_launcher(function, args, size, device="cpu", timeout_s=200))
+
+
+# ── cutting ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_stages", "begins"),
+    [
+        ([1, 1, 1, 1], 2, [2]),
+        ([1, 1, 1, 1], 4, [1, 2, 3]),
+        ([6, 1, 1, 1], 2, [1]),
+        ([1, 1, 1, 6], 2, [3]),
+        ([9, 1, 1], 3, [1, 2]),
+        ([1, 1, 9], 3, [1, 2]),
+        ([1, 1], 1, []),
+    ],
+)
+def test_stages_hold_about_equally_much_and_each_has_a_block(
+    sizes: list[int], num_stages: int, begins: list[int]
+) -> None:
+    blocks = {f"blocks.{i}": size for i, size in enumerate(sizes)}
+    assert stages.balanced(blocks, num_stages) == [f"blocks.{i}" for i in begins]
+
+
+def test_a_batch_is_cut_into_equal_parts_as_many_as_can_be() -> None:
+    assert [stages.num_microbatches(rows, 4) for rows in (8, 6, 5, 4, 3, 1)] == [4, 3, 1, 4, 3, 1]
+
+
+def test_a_model_is_as_it_was_after_it_was_cut() -> None:
+    model = Net()
+    before = model(X)
+    for _ in range(2):
+        pipe, _ = stages.cut(model, ["blocks.1"], (X,), {})
+        assert torch.equal(model(X), before)
+    assert not any(
+        "forward" in key for one in model.modules() for key in vars(one) if key[0] != "_"
+    )
+    owners = stages.owners(model, pipe)
+    assert owners["enter.weight"] == owners["blocks.0.up.bias"] == 0
+    assert owners["blocks.1.up.bias"] == owners["leave.weight"] == 1
+    assert pipe.get_stage_module(1).leave.weight is model.leave.weight
+
+
+class Tied(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].up.weight = self.blocks[0].up.weight
+
+
+class Again(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks[0](self.blocks[0](self.enter(x)))
+        return self.leave(self.blocks[1](x))
+
+
+def test_a_layer_may_be_called_twice_inside_a_stage() -> None:
+    model = Again()
+    pipe, _ = stages.cut(model, ["blocks.1"], (X,), {})
+    assert stages.owners(model, pipe)["blocks.0.up.weight"] == 0
+
+
+def test_only_tensors_are_cut_into_micro_batches() -> None:
+    with pytest.raises(ConfigError, match="Net in stages is called with 3") as error:
+        stages.cut(Net(), ["blocks.1"], (X,), {"layers": 3})
+    assert "default of forward()" in str(error.value)
+
+
+class Telling(Net):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        entered = x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return {"y": self.leave(x), "sum": x + entered}
+
+
+def test_an_output_has_the_structure_that_the_model_gives_it() -> None:
+    pipe, structure = stages.cut(Telling(), ["blocks.1"], (X,), {})
+    assert stages.shaped((1, 2), structure) == {"y": 1, "sum": 2}
+    with pytest.raises(ConfigError, match="gives 2 things, of which its last stage makes 1"):
+        stages.shaped((X,), structure)
+    assert pipe.num_stages == 2
+
+
+class Moody(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+class Backward(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.blocks[0](self.enter(x)))  # never through blocks.1
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "fix"),
+    [
+        (Moody, "Moody cannot be traced: ", "strategy=FSDP()"),
+        (Backward, "cut into 1 stages, not 2", "call"),
+        (Tied, "blocks.0.up.weight is used by several stages of Tied", "untie them"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused(model: Any, what: str, fix: str) -> None:
+    made = model()
+    with pytest.raises(ConfigError) as error:
+        stages.owners(made, stages.cut(made, ["blocks.1"], (X,), {})[0])
+    assert what in error.value.what
+    assert fix in str(error.value)
+    if model is not Moody:
+        made(X)
+
+
+def test_where_stages_begin_must_be_in_the_model() -> None:
+    with pytest.raises(ConfigError, match=r"'blocks\.5', which is not in Net") as error:
+        stages.beginnings(Net(), 2, ("blocks.5",))
+    assert "write 'blocks." in str(error.value)
+    with pytest.raises(ConfigError, match=r"stages=3\), but 2 blocks are known in Net") as error:
+        stages.beginnings(Net(), 3)
+    assert "split=" in str(error.value)
+
+
+def test_tensors_of_a_batch_have_equally_many_rows() -> None:
+    with pytest.raises(ConfigError, match=r"tensors of \[5, 6\] rows") as error:
+        stages.num_rows([X, X[1:]])
+    assert "first dimension" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"stages": 0}, "stages=0"),
+        ({"num_microbatches": True}, "num_microbatches=True"),
+        ({"schedule": "interleaved"}, "interleaved"),
+        ({"stages": 3, "split": ("leave",)}, "stages=3) with a split of 1 names"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused(fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Pipeline(**fields)
+    assert what in str(error.value)
+
+
+# ── running ───────────────────────────────────────────────────────────────────────────────────
+
+
+def refusal(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except Explained as error:
+        return str(error)
+    return "nothing"
+
+
+class Dropping(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+def evaluates_and_refuses() -> dict[str, Any]:
+    accelerator = Accelerator(cpu=True, strategy=Pipeline())
+    torch.manual_seed(0)
+    plain = Dropping().eval()
+    model, _ = accelerator.prepare(
+        copy.deepcopy(plain).train(), torch.optim.SGD(plain.parameters())
+    )
+    accelerator.forward_backward(model, (X, Y), mse)
+    model.eval()
+    told: dict[str, Any] = {
+        "outputs": [torch.allclose(model(x), plain(x)) for x in (X, X[:5], x_of(7))],
+        "no gradient": not model(X).requires_grad,
+    }
+    model.train()
+    with torch.no_grad():
+        told["drops"] = bool((model(X) == 0).any())
+    told["called"] = refusal(lambda: model(X))
+    told["backward"] = refusal(lambda: accelerator.backward(torch.ones(())))
+    told["stranger"] = refusal(lambda: accelerator.forward_backward(Net(), (X, Y), mse))
+    told["fp16"] = refusal(
+        lambda: Accelerator(cpu=True, mixed_precision="fp16", strategy=Pipeline())
+    )
+    told["world"] = refusal(lambda: Accelerator(cpu=True, strategy=Pipeline(stages=3)))
+    told["explained"] = "\n".join(accelerator._explanation())
+    mine = [name for name, one in model.named_parameters() if one.grad is not None]
+    told["own"] = sorted({name.split(".")[0] for name in mine})
+    return told
+
+
+def x_of(num_rows: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, num_rows * 4).view(num_rows, 4)
+
+
+def tells_while_half_of_it_is_frozen(strategy: Any) -> list[float]:
+    accelerator = Accelerator(cpu=True, strategy=strategy)
+    torch.manual_seed(0)
+    model = Telling()
+    for one in [*model.enter.parameters(), *model.blocks[0].parameters()]:
+        one.requires_grad_(False)
+    model = accelerator.prepare(model)
+    loss = accelerator.forward_backward(model, (X, Y), lambda out, y: mse(out["y"], y))
+    norm = accelerator.clip_grad_norm_(model.parameters(), 1e9)
+    told = model.eval()(X[:4])
+    return [
+        loss.item(),
+        norm.item(),
+        *told["sum"].flatten().tolist(),
+        *told["y"].flatten().tolist(),
+    ]
+
+
+def test_a_stage_may_be_frozen_and_outputs_may_be_named() -> None:
+    expected = launch(tells_while_half_of_it_is_frozen, None, size=1)[0]
+    for told in launch(tells_while_half_of_it_is_frozen, Pipeline()):
+        assert told == pytest.approx(expected, abs=1e-5)
+
+
+def test_every_rank_gets_the_outputs_and_every_misuse_is_explained() -> None:
+    ranks = launch(evaluates_and_refuses)
+    assert [told["own"] for told in ranks] == [["blocks", "enter"], ["blocks", "leave"]]
+    for told in ranks:
+        assert told["outputs"] == [True, True, True]
+        assert told["no gradient"]
+        assert told["drops"]
+        for name in ("called", "backward"):
+            assert "loss = accelerator.forward_backward(model, (inputs, targets)" in told[name]
+        assert "Net was not prepared" in told["stranger"]
+        assert "accelerator.prepare(model)" in told["stranger"]
+        assert "mixed_precision='bf16'" in told["fp16"]
+        assert "Pipeline(stages=3) in a world of 2 ranks" in told["world"]
+        assert "2 stages, beginning at blocks.1" in told["explained"]
+
+
+def gives_its_model_away() -> nn.Module:
+    accelerator = Accelerator(cpu=True, strategy=Pipeline())
+    return accelerator.unwrap_model(accelerator.prepare(Net()))
+
+
+def test_a_model_of_which_a_rank_has_trained_a_part_is_not_given_away() -> None:
+    with pytest.raises(LaunchError) as error:
+        launch(gives_its_model_away)
+    assert "return accelerator.get_state_dict(model)" in str(error.value)
+
+
+def trains(strategy: Any) -> list[float]:
+    accelerator = Accelerator(cpu=True, strategy=strategy)
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    numbers = []
+    for num_rows in (8, 8, 6, 8, 5):
+        x = x_of(num_rows)
+        loss = accelerator.forward_backward(model, (x, {"y": x[:, :1].tanh()}), of_dict)
+        norm = accelerator.clip_grad_norm_(model.parameters(), 0.5, float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+        numbers += [loss.item(), norm.item()]
+    state = accelerator.get_state_dict(model)
+    return [*numbers, *(v for one in state.values() for v in one.flatten().tolist())]
+
+
+def of_dict(outputs: torch.Tensor, targets: dict[str, torch.Tensor]) -> torch.Tensor:
+    return mse(outputs, targets["y"])
+
+
+SPLIT = ("blocks.0", "blocks.1", "leave")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_four_stages_train_as_one_device_does(schedule: str) -> None:
+    strategy = Pipeline(4, num_microbatches=8, schedule=schedule, split=SPLIT)
+    expected = launch(trains, None, size=1)[0]
+    run = notebook_launcher(trains, (None,), 4, device="cpu", timeout_s=200, strategy=strategy)
+    for told in run:
+        assert told == pytest.approx(expected, abs=1e-5)
+    assert len(run.history["loss"]) == 5
