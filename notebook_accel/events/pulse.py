@@ -61,6 +61,7 @@ _SPOKEN = {
     "__iter__": "the loader",
     "__call__": "forward",
     "step": "optimizer.step",
+    "__init__": "joining the ranks",
 }
 # From ``enter`` over ``Engine.backward`` and ``Accelerator.backward`` to the person's line. Only a
 # known line is taken from there, so that a wrong guess costs time and nothing else.

@@ -81,6 +81,8 @@ class World:
             given = {**group, "backend": placement.comm}
             given["init_method"] = group.get("init_method") or meeting_place()
             dist.init_process_group(rank=placement.rank, world_size=placement.size, **given)
+            if placement.comm == "gloo":  # who is done at once must not leave others half connected
+                watch.barrier()
             _leave_at_exit()
         device = torch.device(placement.device)
         if device.type == "cuda":
