@@ -6,6 +6,7 @@ activations, gradients and optimizer states that are divided.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +18,11 @@ from torch.optim import Optimizer
 
 from notebook_accel.config.wishes import Pipeline
 from notebook_accel.errors import ConfigError, RuntimeMisuse
+from notebook_accel.events.lines import ours_between, persons_frame
 from notebook_accel.events.pulse import BACKWARD, FORWARD
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import map_tensors
+from notebook_accel.ranks.hooks import Hook
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies import sharding
 from notebook_accel.strategies.base import Engine, Layout
@@ -70,6 +73,7 @@ class PipelineEngine(Engine):
             self._models[id(inner)] = Staged(
                 inner, self.wish, self._group, precision=self.precision, device=self.world.device
             )
+            inner.register_state_dict_pre_hook(Hook(self._refuse_old))  # type: ignore[no-untyped-call]
         inner.forward = StagedForward(inner.forward, self.precision, self)
         return model
 
@@ -155,11 +159,9 @@ class PipelineEngine(Engine):
         Ranks: all ranks call it.
         """
         own = super().grad_norm(parameters, norm_type).to(self.world.device)
-        is_largest = norm_type == float("inf")
-        total = own.clone() if is_largest else own**norm_type
-        operation = dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM
-        watch.all_reduce(total, operation, group=self._group)
-        return total if is_largest else total ** (1 / norm_type)
+        norms = [torch.zeros_like(own) for _ in range(self.wish.stages)]
+        watch.all_gather(norms, own, group=self._group)
+        return torch.nn.utils.get_total_norm(norms, norm_type)
 
     def clip_grad_norm(
         self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0
@@ -188,6 +190,21 @@ class PipelineEngine(Engine):
         """
         self._staged(model).refresh()
         return self.unwrap(model).state_dict()
+
+    def _refuse_old(self, model: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Refuse the person a state whose half is old; called before ``model.state_dict()``."""
+        forward = vars(model).get("forward")
+        mine = isinstance(forward, StagedForward) and forward.engine is self
+        if not mine or not self._staged(model).is_old:
+            return
+        frame = sys._getframe(2)  # beyond this and the hook
+        person = persons_frame(frame)
+        if person is not None and not ours_between(frame, person):
+            raise RuntimeMisuse(
+                "model.state_dict() of a model in stages",
+                "this rank has trained only its own stage; the other parameters are old",
+                "write accelerator.get_state_dict(model), on all ranks",
+            )
 
     def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Give the optimizer's whole state, each parameter's from the rank of its stage.
@@ -221,7 +238,7 @@ class StagedForward(MixedForward):
 
     def __init__(self, forward: Any, precision: Precision, engine: PipelineEngine) -> None:
         super().__init__(forward, precision)
-        self._engine = engine
+        self.engine = engine
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stages forward.
@@ -237,7 +254,7 @@ class StagedForward(MixedForward):
                 "write loss = accelerator.forward_backward(model, (inputs, targets), loss_fn); to "
                 "evaluate, call it after model.eval() or under torch.no_grad()",
             )
-        return self._engine.evaluate(model, args, kwargs)
+        return self.engine.evaluate(model, args, kwargs)
 
     def __reduce__(self) -> Any:
         raise RuntimeMisuse(

@@ -21,7 +21,8 @@ class Staged:
     """One model, its stages as this rank runs them, and which parameter is whose.
 
     What was traced fits one shape of micro-batch: each new shape is traced once. ``sync`` says
-    whether the next backward ends a window.
+    whether the next backward ends a window, ``is_old`` whether other ranks may have newer
+    parameters of their stages.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Staged:
     ) -> None:
         self.begins = stages.beginnings(model, wish.stages, wish.split)
         self.sync = True
+        self.is_old = False
         self._model = model
         self._wish = wish
         self._group = group
@@ -51,6 +53,7 @@ class Staged:
         """Add the gradients of this rank's stage; give the loss, unweighted."""
         num_rows, num_parts = self._parts(args)
         schedule, structure = self._schedule(args, {}, num_parts, trains=True)
+        self.is_old = True
         is_last = self._stage == self._wish.stages - 1
         loss = torch.zeros((), device=self._device)
         with torch.enable_grad():
@@ -102,6 +105,7 @@ class Staged:
                     watch.broadcast(sent, source, group=self._group)
                     if sent.data_ptr() != one.data_ptr():
                         one.copy_(sent)
+        self.is_old = False
 
     def _parts(self, tree: Any) -> tuple[int, int]:
         rows = stages.num_rows(tree)

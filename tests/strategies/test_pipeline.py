@@ -189,7 +189,12 @@ def evaluates_and_refuses() -> dict[str, Any]:
     )
     accelerator.forward_backward(model, (X, Y), mse)
     model.eval()
+    old = refusal(model.state_dict)
+    whole = accelerator.get_state_dict(model)
     told: dict[str, Any] = {
+        "old": old,
+        "new": refusal(model.state_dict),
+        "whole": torch.equal(whole["leave.weight"], plain.leave.weight),
         "outputs": [torch.allclose(model(x), plain(x)) for x in (X, X[:5], x_of(7))],
         "no gradient": not model(X).requires_grad,
     }
@@ -243,6 +248,9 @@ def test_every_rank_gets_the_outputs_and_every_misuse_is_explained() -> None:
     for told in ranks:
         assert told["outputs"] == [True, True, True]
         assert told["no gradient"]
+        assert "write accelerator.get_state_dict(model), on all ranks" in told["old"]
+        assert told["new"] == "nothing"
+        assert told["whole"]
         assert told["drops"]
         for name in ("called", "backward"):
             assert "loss = accelerator.forward_backward(model, (inputs, targets)" in told[name]
