@@ -9,14 +9,13 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from notebook_accel import __version__
 from notebook_accel.config import show, store
+from notebook_accel.config.installed import version_of
 from notebook_accel.config.resolve import resolve
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch import doctor
@@ -101,17 +100,10 @@ def _device_line(device: Device) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {name: _version(name) for name in _PACKAGES}
+    found = {name: version_of(name) for name in _PACKAGES}
     return {name: text for name, text in found.items() if text or name in _ALWAYS} | {
         name: "not installed" for name in _ALWAYS if not found[name]
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _driver() -> str:
@@ -143,7 +135,7 @@ def _start_methods() -> str:
 
 
 def _settings(config_file: str | None) -> dict[str, str]:
-    path = Path(config_file).expanduser() if config_file else store.find_default()
+    path = store.named_or_default(config_file)
     if path is None:
         return {"settings": "no configuration file"}
     try:

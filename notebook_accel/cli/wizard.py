@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from notebook_accel.config.catalogue.setting import Setting
+from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.sources import ARGUMENT
 from notebook_accel.config.values import read
@@ -25,7 +26,6 @@ _FIRST = (
 )  # fmt: skip
 _LATER = ("fp8", "fsdp", "deepspeed", "megatron", "parallelism", "run", "dynamo", "tpu", "mpi")
 _ALIASES = ("gpu", "auto-or-cpu", "ddp")  # other words for answers that are there already
-_PORT = 29500
 _LAYOUTS = {
     "auto": "a whole copy on each: data parallel",
     "fsdp": "in pieces, by torch's FSDP",
@@ -186,7 +186,7 @@ def _detected(one: Setting, answers: Answers, machine: Machine) -> Any:
         here = machine.of_kind(str(device))
         return preselected(here, machine)[0] if here or device == "cpu" else "no"
     if one.name == "use_port":
-        return _PORT
+        return DEFAULT_PORT
     return one.default
 
 

@@ -72,6 +72,14 @@ def is_installed(package: str) -> bool:
         return False
 
 
+def version_of(package: str) -> str:
+    """Give the version of an installed package; "" where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 @functools.cache
 def availability(name: str) -> Callable[[], bool] | None:
     """Give the function ``is_{name}_available``; None for a package that nobody asks about."""

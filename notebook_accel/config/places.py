@@ -54,6 +54,11 @@ def find_default(env: Mapping[str, str] | None = None) -> Path | None:
     return next((path for path in places if os.path.isfile(path)), None)
 
 
+def named_or_default(name: str | None) -> Path | None:
+    """Give the file that was named, else the one that counts when none is."""
+    return at_home(name) if name else find_default()
+
+
 def at_home(path: str | os.PathLike[str]) -> Path:
     """Replace a leading ~; where nobody knows the user's home it stays, and is no error."""
     return Path(os.path.expanduser(path))

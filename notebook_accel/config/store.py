@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_accel.config import accelerates
 from notebook_accel.config.catalogue.setting import Setting
 from notebook_accel.config.documents import Entry, entries
-from notebook_accel.config.places import at_home, default_path, find_default
+from notebook_accel.config.places import at_home, default_path, find_default, named_or_default
 from notebook_accel.config.settings import SETTINGS, by_key, nearest
 from notebook_accel.config.sources import Source
 from notebook_accel.config.values import joint
@@ -23,7 +23,15 @@ from notebook_accel.errors import ConfigError
 if TYPE_CHECKING:
     from notebook_accel.config.resolve import RunConfig
 
-__all__ = ["ConfigFile", "default_path", "find_default", "problems", "read", "write"]
+__all__ = [
+    "ConfigFile",
+    "default_path",
+    "find_default",
+    "named_or_default",
+    "problems",
+    "read",
+    "write",
+]
 
 # What keys inside a block may leave out.
 _PREFIXES = {

@@ -5,6 +5,7 @@ Plain data, standard library only. Events travel in one direction, from a worker
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,6 +171,14 @@ class Exited:
     rank: int
     code: int
     by_us: bool = False
+
+
+def signal_name(number: int) -> str:
+    """Name a signal: "SIGKILL", or "signal 40" for one of the real-time ones, which have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 Event = (

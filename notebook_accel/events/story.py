@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import platform
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_accel import __version__
+from notebook_accel.config.installed import version_of
 from notebook_accel.errors import RunInterrupted
 from notebook_accel.events.model import (
     Exited,
@@ -25,6 +24,7 @@ from notebook_accel.events.model import (
     Started,
     Stuck,
     Task,
+    signal_name,
 )
 
 MAX_WARNINGS = 50
@@ -42,12 +42,7 @@ def _machine() -> Mapping[str, str]:
         "cores": str(os.cpu_count() or 0),
         "notebook_accel": __version__,
     }
-    for name in _PACKAGES:
-        try:
-            facts[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return facts
+    return {**facts, **{name: found for name in _PACKAGES if (found := version_of(name))}}
 
 
 def _notebook() -> str:
@@ -207,5 +202,4 @@ def _how_it_left(event: Exited) -> str:
         return "ended by the launcher"
     if event.code >= 0:
         return f"left with exit code {event.code}"
-    names = {int(one): one.name for one in signal.Signals}
-    return f"killed by {names.get(-event.code, f'signal {-event.code}')}"
+    return f"killed by {signal_name(-event.code)}"

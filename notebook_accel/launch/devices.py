@@ -61,7 +61,7 @@ def accelerators(env: Mapping[str, str] | None = None) -> list[Device]:
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are obeyed. No driver means an empty list.
     """
     env = os.environ if env is None else env
-    chips = _read_nvml()
+    chips = read_nvml()
     if chips:
         from importlib.metadata import version
 
@@ -219,7 +219,7 @@ def words_of(file: Path) -> list[str]:
         return []
 
 
-def _read_nvml() -> list[Chip]:
+def read_nvml() -> list[Chip]:
     """Ask the driver; what it opened is closed again, so that a fork stays safe."""
     import pynvml  # here, because a launch on the CPU needs none of it
 

@@ -15,11 +15,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from notebook_accel.config import schema
+from notebook_accel.config.installed import version_of
+from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.launch import devices, openers, start
 from notebook_accel.launch.trial import Trial, try_ranks
 
@@ -27,7 +28,6 @@ GOOD, NOTE, BAD = "ok", "note", "bad"
 _SHM_BYTES = 512 * 2**20
 _FILES = 1024
 _WIDTH = 80
-_MULTI_NODE_PORT = 29500
 _WORKER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 
@@ -176,13 +176,13 @@ def _command(folder: Path) -> str:
 
 def accelerators(found: list[devices.Device], env: Mapping[str, str]) -> Iterator[Finding]:
     """Say what there is to train on, and whether the installed torch fits it."""
-    torch = _version("torch")
+    torch = version_of("torch") or "not installed"
     hidden = env.get("CUDA_VISIBLE_DEVICES")
     if found:
         names = ", ".join(f"{one.kind}:{one.index} {one.name}" for one in found)
         yield Finding(GOOD, "hardware", f"{names}; torch {torch}")
         return
-    chips = devices._read_nvml()
+    chips = devices.read_nvml()
     if chips and torch.endswith("+cpu"):
         yield Finding(
             BAD,
@@ -280,7 +280,7 @@ def limits() -> Iterator[Finding]:
         )
 
 
-def ports(port: int = _MULTI_NODE_PORT) -> Iterator[Finding]:
+def ports(port: int = DEFAULT_PORT) -> Iterator[Finding]:
     """Look at the places where ranks meet: loopback, and the port for several machines."""
     if not _can_listen(0):
         yield Finding(
@@ -360,13 +360,6 @@ def _wrapped(head: str, text: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _size(num_bytes: int) -> str:

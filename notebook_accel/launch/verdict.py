@@ -11,12 +11,12 @@ import signal
 from collections.abc import Callable, Mapping
 
 from notebook_accel.errors import LaunchError, RanksStuck, RunTimeout, WorkerDied
-from notebook_accel.events.model import Failed
+from notebook_accel.events.model import Failed, signal_name
 from notebook_accel.launch import failure
 from notebook_accel.launch.supervise import RankState
 from notebook_accel.launch.waits import meeting
 
-SIGNAL_ADVICE = {
+_SIGNAL_ADVICE: Mapping[int, tuple[str, str]] = {
     signal.SIGKILL: (
         "something outside it sent SIGKILL; most often the system, when memory runs out",
         "use a smaller batch or fewer processes, and watch the memory while it runs",
@@ -38,6 +38,11 @@ SIGNAL_ADVICE = {
         "look for a job scheduler's limit, or another program that stops processes",
     ),
 }
+
+
+def signal_advice(number: int) -> tuple[str, str]:
+    """Say why a process was probably ended by a signal, and what to do."""
+    return _SIGNAL_ADVICE.get(number, ("a signal ended it", "look at its output above"))
 
 
 def blame(
@@ -185,9 +190,8 @@ def _died(state: RankState) -> WorkerDied:
     rank = state.rank
     code = state.code if state.code is not None else 0
     if code < 0:
-        number = signal.Signals(-code)
-        why, fix = SIGNAL_ADVICE.get(number, ("a signal ended it", "look at its output above"))
-        what = f"rank {rank} was killed by {number.name}, {_after(state)}"
+        why, fix = signal_advice(-code)
+        what = f"rank {rank} was killed by {signal_name(-code)}, {_after(state)}"
     else:
         what = f"rank {rank} left with exit code {code}, {_after(state)}, without returning"
         why = "something called os._exit, or native code ended the process"

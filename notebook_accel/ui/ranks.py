@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from notebook_accel.events.controls import Controls
-from notebook_accel.events.model import Exited, Failed, Progress, Returned, Started, Stuck
+from notebook_accel.events.model import (
+    Exited,
+    Failed,
+    Progress,
+    Returned,
+    Started,
+    Stuck,
+    signal_name,
+)
 from notebook_accel.ui import words
 from notebook_accel.ui.gauges import Gauge, Gauges
 from notebook_accel.ui.stragglers import Stragglers
@@ -165,7 +172,4 @@ def _used(gauge: Gauge) -> list[str]:
 def _how_it_left(code: int) -> str:
     if code >= 0:
         return f"left with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal has no name
-        return f"was killed by signal {-code}"
+    return f"was killed by {signal_name(-code)}"

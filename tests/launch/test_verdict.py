@@ -80,6 +80,11 @@ def test_death_by_a_signal_names_it_the_rank_and_the_last_step(
     assert (error.rank, error.exit_code) == (1, -number)
 
 
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    error = verdict.blame([rank(0, code=-40, order=1)], lambda n: None)
+    assert str(error).startswith("rank 0 was killed by signal 40, before its first step")
+
+
 def test_an_exit_code_without_a_report_is_named() -> None:
     error = verdict.blame([rank(0, code=3, order=1)], lambda n: None)
     assert str(error).startswith("rank 0 left with exit code 3, before its first step")

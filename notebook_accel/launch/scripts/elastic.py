@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from notebook_accel.events.model import signal_name
 from notebook_accel.launch.scripts.ending import exit_code
 
 PROG = "notebook-accel launch"
@@ -73,7 +74,7 @@ def _say(text: str) -> None:
 
 def _say_who_failed(codes: Mapping[int, int], most: int) -> int:
     rank, code = first(codes)
-    how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    how = f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
     tries = f" after {most} restart{'s' if most > 1 else ''}" if most else ""
     _say(f"rank {rank} failed{tries}, {how}")
     return exit_code(code)

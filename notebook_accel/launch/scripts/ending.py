@@ -11,6 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from notebook_accel.events.model import signal_name
 from notebook_accel.launch.failure import is_comm_text
 
 
@@ -91,12 +92,11 @@ def ranks(numbers: Sequence[int]) -> str:
 def _summary(root: Fate, alike: Sequence[int], size: int) -> str:
     who = f"{ranks(alike)} of {size}"
     if root.code < 0:
-        from notebook_accel.launch.verdict import SIGNAL_ADVICE
+        from notebook_accel.launch.verdict import signal_advice
 
-        number = signal.Signals(-root.code)
-        why, fix = SIGNAL_ADVICE.get(number, ("a signal ended it", "look at its output above"))
+        why, fix = signal_advice(-root.code)
         were = "was" if len(alike) == 1 else "were"
-        return f"{who} {were} killed by {number.name}\n  why: {why}\n  do:  {fix}"
+        return f"{who} {were} killed by {signal_name(-root.code)}\n  why: {why}\n  do:  {fix}"
     same = " in the same way" if len(alike) > 1 else ""
     return f"{who} failed{same}, exit code {root.code}"
 
