@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from notebook_accel.cli.main import ABOUT, COMMANDS, PROG, command, sentence
-from notebook_accel.cli.parsing import Parser, one_spelling
+from notebook_accel.cli.main import ABOUT, COMMANDS, PROG, command
+from notebook_accel.cli.parsing import Parser, one_spelling, parsers, sentence
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.errors import MissingPackage
 
@@ -65,10 +65,3 @@ def everything() -> Parser:
 
 def _takes_back(action: argparse.Action) -> bool:
     return any(name.startswith("--no_") for name in action.option_strings)
-
-
-def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """List a parser and those of the commands below it."""
-    below = (action.choices for action in parser._actions if action.nargs == argparse.PARSER)
-    inner = [one for choices in below for one in dict(choices or {}).values()]
-    return [parser, *(each for one in inner for each in parsers(one))]

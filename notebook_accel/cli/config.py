@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_accel.cli.asking import asker
+from notebook_accel.cli.parsing import sentence
 from notebook_accel.cli.wizard import detected, interview
 from notebook_accel.config import show as shown
 from notebook_accel.config import store
@@ -38,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     below = parser.add_subparsers(title="commands")
     parser.usage = f"{parser.prog} [{' | '.join(_BELOW)}] [options]"
     for name, (act, help) in _BELOW.items():
-        command = below.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+        command = below.add_parser(name, help=help, description=sentence(help))
         _declare(command, act)
         if act is show:
             command.add_argument("--all", action="store_true", help="also what has its default")
@@ -83,7 +84,7 @@ def default(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Print each value and where it came from: option > environment > file > default."""
-    path = _named(options) or store.find_default()
+    path = store.named_or_default(_named(options))
     file = store.read(path) if path is not None else None
     config = resolve(chosen(options), file=file)
     if options.json:
@@ -102,7 +103,7 @@ def update(options: argparse.Namespace) -> int:
 
     Accelerate's file stays one.
     """
-    path = _named(options) or store.find_default()
+    path = store.named_or_default(_named(options))
     if path is None or not path.exists():
         raise ConfigError(
             f"there is no configuration file {'' if path is None else path}".rstrip(),
@@ -119,7 +120,7 @@ def validate(options: argparse.Namespace) -> int:
 
     Errors: ConfigError, the last of them.
     """
-    path = _named(options) or store.find_default()
+    path = store.named_or_default(_named(options))
     if path is None:
         raise ConfigError(
             "there is no configuration file",
@@ -199,13 +200,13 @@ def _before(path: Path, is_default: bool) -> Mapping[str, Any]:
     return values
 
 
-def _named(options: argparse.Namespace) -> Path | None:
-    name = getattr(options, "config_file", None)
-    return None if name is None else Path(name).expanduser()
+def _named(options: argparse.Namespace) -> str | None:
+    return getattr(options, "config_file", None)
 
 
 def _path(options: argparse.Namespace) -> Path:
-    return _named(options) or store.default_path()
+    name = _named(options)
+    return store.default_path() if name is None else Path(name).expanduser()
 
 
 def _write(config: RunConfig, path: Path, options: argparse.Namespace) -> int:

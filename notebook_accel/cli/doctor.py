@@ -25,11 +25,12 @@ def run(options: argparse.Namespace) -> int:
     """Print the findings; exit code 1 if one of them stands in the way."""
     if options.pid is not None:
         diagnosis = Diagnosis(tuple(kernel(options.pid)), options.num_processes)
-        print(json.dumps(as_data(diagnosis), indent=2) if options.json else _listed(diagnosis))
-        return 0 if diagnosis.healthy else 1
-    found = examine(options.num_processes, _in_a_child)
-    diagnosis = Diagnosis((*found.findings, *holders()), options.num_processes)
-    print(json.dumps(as_data(diagnosis), indent=2) if options.json else diagnosis)
+        text = "\n".join(map(str, diagnosis.findings))  # nobody tried whether processes can train
+    else:
+        found = examine(options.num_processes, _in_a_child)
+        diagnosis = Diagnosis((*found.findings, *holders()), options.num_processes)
+        text = repr(diagnosis)
+    print(json.dumps(as_data(diagnosis), indent=2) if options.json else text)
     return 0 if diagnosis.healthy else 1
 
 
@@ -41,7 +42,3 @@ def _in_a_child(num_ranks: int, device: str, start_method: str) -> Trial:
         start_method=start_method,
     )
     return Trial(**told)
-
-
-def _listed(diagnosis: Diagnosis) -> str:
-    return "\n".join(map(str, diagnosis.findings))

@@ -120,7 +120,7 @@ def _settings(options: argparse.Namespace) -> tuple[RunConfig, Path | None]:
             )
     if options.nnodes:
         arguments["num_nodes"] = rendezvous.machines_of(options.nnodes)[1]
-    path = Path(options.config_file) if options.config_file else store.find_default()
+    path = store.named_or_default(options.config_file)
     file = store.read(path) if path is not None else None
     config = resolve(arguments, os.environ, file)
     node = os.environ.get("SLURM_NODEID", "")

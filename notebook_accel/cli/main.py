@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from notebook_accel import __version__
-from notebook_accel.cli.parsing import Parser, did_you_mean
+from notebook_accel.cli.parsing import Parser, did_you_mean, sentence
 from notebook_accel.errors import ConfigError, Explained
 
 PROG = "notebook-accel"
@@ -78,11 +78,6 @@ def overview() -> str:
             head, below = f"  {name:<{width}}", " " * (width + 2)
             lines.append(textwrap.fill(help, 80, initial_indent=head, subsequent_indent=below))
     return "\n".join([*lines, "", f"{PROG} COMMAND --help tells a command's options."])
-
-
-def sentence(help: str) -> str:
-    """Write a command's help as a sentence."""
-    return f"{help[0].upper()}{help[1:]}."
 
 
 def _unknown(words: list[str]) -> str:

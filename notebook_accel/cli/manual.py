@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 
 from notebook_accel.cli.completion import everything
-from notebook_accel.cli.main import ABOUT, GROUPS, PROG, sentence
-from notebook_accel.cli.parsing import kind_of, one_spelling
+from notebook_accel.cli.main import ABOUT, GROUPS, PROG
+from notebook_accel.cli.parsing import kind_of, one_spelling, sentence
 
 _TOP = f"""# The command `{PROG}`
 

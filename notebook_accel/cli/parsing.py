@@ -92,12 +92,20 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n  do:  {self.prog} --help lists the options\n")
 
     def _nearest(self, word: str) -> str:
-        return did_you_mean(word.partition("=")[0], self._known())
+        known = [name for parser in parsers(self) for name in parser._option_string_actions]
+        return did_you_mean(word.partition("=")[0], known)
 
-    def _known(self) -> list[str]:
-        below = (action.choices for action in self._actions if action.nargs == argparse.PARSER)
-        parsers = [self, *(parser for choices in below for parser in dict(choices or {}).values())]
-        return [name for parser in parsers for name in parser._option_string_actions]
+
+def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """List a parser and those of the commands below it."""
+    below = (action.choices for action in parser._actions if action.nargs == argparse.PARSER)
+    inner = [one for choices in below for one in dict(choices or {}).values()]
+    return [parser, *(each for one in inner for each in parsers(one))]
+
+
+def sentence(help: str) -> str:
+    """Write a command's help as a sentence."""
+    return f"{help[0].upper()}{help[1:]}."
 
 
 def kind_of(action: argparse.Action) -> str:

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Launch the checks on one process and on several, and print what was found."""
-    path = Path(options.config_file).expanduser() if options.config_file else store.find_default()
+    path = store.named_or_default(options.config_file)
     config = resolve({}, file=store.read(path) if path is not None else None)
     ranks = options.num_processes or _ranks(config, options.cpu)
     where = f"settings of {path}" if path is not None else "no configuration file"

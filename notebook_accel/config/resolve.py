@@ -105,10 +105,11 @@ class RunConfig:
         total, num_nodes = self["num_processes"], self["num_nodes"]
         if total is None or total % num_nodes == 0:
             return None if total is None else total // num_nodes
+        enough = -(-total // num_nodes) * num_nodes
         raise ConfigError(
             f"num_processes={total} on num_nodes={num_nodes}",
             "it counts the ranks on all machines, and each machine runs as many as the others",
-            f"write num_processes={-(-total // num_nodes) * num_nodes}",
+            f"write {self.origin('num_processes').write('num_processes', enough)}",
         )
 
     def __eq__(self, other: object) -> bool:
