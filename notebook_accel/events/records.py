@@ -13,6 +13,7 @@ its kernel is at most half a second short. A disk that is full is told once and 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -324,14 +325,13 @@ def read(path: Path) -> Record:
     )
 
 
-def _say_once(text: str, _said: set[str] = set()) -> None:  # noqa: B006
-    if text not in _said:
-        _said.add(text)
-        print(
-            f"note: {text}\n  The run is not affected. {shelf.VARIABLE} names another folder, "
-            'or "off".',
-            file=sys.stderr,
-        )
+@functools.cache
+def _say_once(text: str) -> None:
+    print(
+        f"note: {text}\n  The run is not affected. {shelf.VARIABLE} names another folder, "
+        'or "off".',
+        file=sys.stderr,
+    )
 
 
 def _read_history(path: Path, story: Story) -> History:

@@ -9,7 +9,6 @@ worked; who needs the device needs it free, which is ``stop()`` and later ``load
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -130,8 +129,7 @@ class Run:
 
     def show(self) -> None:
         """Show the curves so far, here."""
-        view = importlib.import_module("notebook_accel.ui.live")
-        view.show(self.history, f"{self.record.about.title}, {self.record.ended}")
+        self.record.show()
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write the run as far as it is into one HTML file, and give its path."""

@@ -31,8 +31,8 @@ from notebook_accel.launch.start import Job
 MARK = "Exported by notebook_accel"
 MAX_LITERAL = 20_000
 _SEEDS = {"set_seed", "manual_seed", "seed", "seed_everything", "default_rng"}
+_LITERALS = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, range)
 _NOTEBOOK = {"display", "get_ipython"}  # builtins only there
-_EMPTY = (list, tuple, set)
 _SETTINGS = {
     "mixed_precision": "ACCELERATE_MIXED_PRECISION",
     "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
@@ -169,7 +169,7 @@ class _Gathered:
         if isinstance(value, PurePath):
             return self._made(Path, [repr(str(value))])
         if type(value).__module__ == "torch" and type(value).__name__ in ("device", "dtype"):
-            self.need("torch", __import__("torch"), "a constant")
+            self.need("torch", sys.modules["torch"], "a constant")
             return f"torch.{value!r}" if type(value).__name__ == "device" else repr(value)
         return self._literal(value)
 
@@ -186,19 +186,7 @@ class _Gathered:
             return "{" + ", ".join(pairs) + "}"
         if value is None or value is Ellipsis:
             return repr(value)
-        if type(value) in (
-            bool,
-            int,
-            float,
-            complex,
-            str,
-            bytes,
-            list,
-            tuple,
-            set,
-            frozenset,
-            range,
-        ):
+        if type(value) in _LITERALS:
             text = repr(value)
             if len(text) > MAX_LITERAL:
                 raise _NoSource(f"{len(text):,} characters long as text")

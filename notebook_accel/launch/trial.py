@@ -53,7 +53,7 @@ def try_ranks(num_ranks: int, device: str = "cpu", start_method: str = "auto") -
 
 def ask_child(num_ranks: int, device: str, start_method: str) -> dict[str, Any]:
     """Make a trial in this process and give it as plain data, for a process that asks another."""
-    return vars(try_ranks(num_ranks, device, start_method)) | {}
+    return dict(vars(try_ranks(num_ranks, device, start_method)))
 
 
 def _order(placed: LaunchPlan, choice: start.Choice) -> Order:

@@ -15,10 +15,10 @@ from notebook_accel.events.records import LOST, Record
 from notebook_accel.ui import chart, words
 from notebook_accel.ui.curves import Curves
 from notebook_accel.ui.report_style import STYLE
+from notebook_accel.ui.runs import MARKS
 from notebook_accel.ui.series import groups, is_loss
 
 MAX_LOG_LINES = 200
-_MARKS = {"finished": "✓", "stopped": "■", "failed": "✗", "running": "▶", LOST: "†"}
 _TONES = {"finished": "good", "stopped": "calm", "running": "calm"}
 
 
@@ -59,7 +59,7 @@ def _head(record: Record) -> str:
     started = time.strftime("%A, %-d %B %Y, %H:%M", time.localtime(about.started))
     facts = [started, about.notebook, about.id]
     line = words.SEPARATOR.join(html.escape(fact) for fact in facts if fact)
-    mark = _MARKS.get(record.ended, "?")
+    mark = MARKS.get(record.ended, "?")
     return (
         f'<header><p class="state {tone}"><span aria-hidden="true">{mark}</span> '
         f"{html.escape(record.ended)}</p><h1>{html.escape(about.function)}"

@@ -7,17 +7,16 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from notebook_accel.errors import ConfigError, LaunchError
-
-HOW = ("script", "module", "program")
 
 
 @dataclass(frozen=True)
 class Program:
-    """``name`` and its ``arguments``; ``how`` it is run is one of ``HOW``."""
+    """``name`` and its ``arguments``, and ``how`` it is run."""
 
-    how: str
+    how: Literal["script", "module", "program"]
     name: str
     arguments: tuple[str, ...] = ()
 
