@@ -53,6 +53,7 @@ _WHERE = {
     "load_ipython_extension": "launch.openers",
     "load_weights": "checkpoint.weights",
     "notebook_launcher": "launch.launcher",
+    "prepare_pippy": "runtime.pieces",
     "set_seed": "ranks.seeding",
     "shutdown": "launch.forkserver",
     "skip_first_batches": "data.skip",
@@ -133,6 +134,7 @@ if TYPE_CHECKING:
     from notebook_accel.runtime.faces import PartialState
     from notebook_accel.runtime.memory import find_executable_batch_size
     from notebook_accel.runtime.operations import synchronize_rng_states
+    from notebook_accel.runtime.pieces import prepare_pippy
     from notebook_accel.ui import runs
     from notebook_accel.ui.picker import DevicePicker, LaunchPicker, PrecisionPicker
 

@@ -1,5 +1,10 @@
-"""Accelerate's ``inference`` module: its names come later, and say so."""
+"""Accelerate's ``inference`` module."""
 
 from notebook_accel.compat.doors import door as _door
+from notebook_accel.runtime.pieces import prepare_pippy
+
+__all__ = [
+    "prepare_pippy",
+]
 
 __getattr__ = _door(__name__)

@@ -30,7 +30,7 @@ _COMING = {
         has_transformer_engine_layers apply_fp8_autowrap contextual_fp8_autocast
         convert_model_to_fp8_ao has_ao_layers filter_first_and_last_linear_layers
         AbstractTrainStep BertTrainStep GPTTrainStep T5TrainStep MegatronLMDummyDataLoader
-        MegatronLMDummyScheduler avg_losses_across_data_parallel_group prepare_pippy
+        MegatronLMDummyScheduler avg_losses_across_data_parallel_group
         add_model_config_to_megatron_parser model_has_dtensor compile_regions_deepspeed
         compile_regions_fsdp2
     """,

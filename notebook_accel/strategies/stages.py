@@ -24,12 +24,15 @@ _REPEATED = r"@\d+"  # what torch puts into the name of a module that is called 
 
 
 def beginnings(
-    model: nn.Module, num_stages: int, split: Collection[str] | None = None
+    model: nn.Module,
+    num_stages: int,
+    split: Collection[str] | None = None,
+    class_names: Collection[str] = (),
 ) -> list[str]:
     """Name the modules where the second stage begins, the third, and so on.
 
-    Without ``split`` they are blocks of the model, so that stages hold about equally many
-    parameters of blocks.
+    Without ``split`` they are blocks of the model (modules of ``class_names``, if there are any),
+    so that stages hold about equally many parameters of blocks.
 
     Errors: ConfigError for names that are not in the model, and for too few blocks.
     """
@@ -44,7 +47,7 @@ def beginnings(
                     f"write {near[0]!r}" if near else "look at dict(model.named_modules())",
                 )
         return list(split)
-    chosen = set(map(id, find_blocks(model, "auto")))
+    chosen = set(map(id, find_blocks(model, "auto", class_names)))
     blocks: dict[str, int] = {}
     for name, one in model.named_modules():
         if id(one) in chosen and not any(name.startswith(f"{outer}.") for outer in blocks):

@@ -26,6 +26,7 @@ IMPORTS = {
     "optimizer": "AcceleratedOptimizer",
     "scheduler": "AcceleratedScheduler",
     "logging": "get_logger MultiProcessAdapter",
+    "inference": "prepare_pippy",
     "local_sgd": "LocalSGD",
     "launchers": "notebook_launcher debug_launcher",
     "memory_utils": "find_executable_batch_size release_memory",

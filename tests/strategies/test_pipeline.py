@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_accel import Accelerator, notebook_launcher
+from notebook_accel import Accelerator, notebook_launcher, prepare_pippy
 from notebook_accel.config.wishes import Pipeline
 from notebook_accel.errors import ConfigError, Explained, LaunchError
 from notebook_accel.strategies import stages
@@ -259,6 +259,36 @@ def test_every_rank_gets_the_outputs_and_every_misuse_is_explained() -> None:
         assert "mixed_precision='bf16'" in told["fp16"]
         assert "Pipeline(stages=3) in a world of 2 ranks" in told["world"]
         assert "2 stages, beginning at blocks.1" in told["explained"]
+
+
+def infers() -> dict[str, Any]:
+    torch.manual_seed(0)
+    plain = Net().eval()
+    expected = plain(X)
+    told: dict[str, Any] = {
+        "word": refusal(lambda: prepare_pippy(Net(), "enter")),
+        "classes": refusal(lambda: prepare_pippy(Net(), no_split_module_classes=["Blok"])),
+    }
+    for name, arguments in {
+        "auto": {},
+        "named": {"split_points": ["leave"], "num_chunks": 3, "gather_output": True},
+        "classes that stay whole": {"no_split_module_classes": ["LayerNorm"]},
+    }.items():
+        model = prepare_pippy(copy.deepcopy(plain), example_args=(X,), **arguments)
+        with torch.no_grad():
+            told[name] = torch.allclose(model(X), expected, atol=1e-6)
+    return told
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_prepare_pippy_infers_in_stages(size: int) -> None:
+    for told in launch(infers, size=size):
+        assert told["auto"]
+        assert "write split_points=['enter']" in told["word"]
+        if size > 1:
+            assert told["named"]
+            assert told["classes that stay whole"]
+            assert "write 'Block'" in told["classes"]
 
 
 def gives_its_model_away() -> nn.Module:
