@@ -47,7 +47,7 @@ def test_an_unknown_wish_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError) as error:
         build(Mine(), ALONE, Precision("no", ALONE.device))
     assert "has no engine" in error.value.what
-    assert "DDP, FSDP, SingleDevice" in error.value.why
+    assert "DDP, FSDP, Pipeline, SingleDevice" in error.value.why
     assert "notebook_accel.strategies" in error.value.fix
 
 
