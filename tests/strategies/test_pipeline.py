@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from notebook_accel import Accelerator, notebook_launcher, prepare_pippy
 from notebook_accel.config.wishes import Pipeline
-from notebook_accel.errors import ConfigError, Explained, LaunchError
+from notebook_accel.errors import ConfigError, Explained, LaunchError, RunInterrupted
 from notebook_accel.strategies import stages
 from tests.agreement.test_strategies_agree import Net
 
@@ -289,6 +290,28 @@ def test_prepare_pippy_infers_in_stages(size: int) -> None:
             assert told["named"]
             assert told["classes that stay whole"]
             assert "write 'Block'" in told["classes"]
+
+
+def trains_forever() -> None:
+    accelerator = Accelerator(cpu=True, strategy=Pipeline())
+    model = Net()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    while True:
+        accelerator.forward_backward(model, (X, Y), mse)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_stopped_run_ends_and_salvages_no_half_of_a_model() -> None:
+    run = notebook_launcher(trains_forever, (), 2, device="cpu", timeout_s=100, block=False)
+    end = time.monotonic() + 60
+    while "loss" not in run.history and time.monotonic() < end:
+        time.sleep(0.05)
+    run.stop()
+    with pytest.raises(RunInterrupted) as error:
+        run.wait(60)
+    assert error.value.result.salvaged == []
+    assert error.value.result.history["loss"]
 
 
 def gives_its_model_away() -> nn.Module:
