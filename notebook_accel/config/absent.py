@@ -10,8 +10,9 @@ from notebook_accel.errors import NotHere
 if TYPE_CHECKING:
     from notebook_accel.config.resolve import RunConfig
 
-STRATEGIES = "'Strategies' (DeepSpeed, tensor, pipeline and sequence parallelism, fp8)"
-LAUNCH = "'Config and launch' (configuration files and the command line)"
+STRATEGIES = "'Strategies' (DeepSpeed, sequence parallelism, fp8)"
+INSIDES = "a face for what lies inside Accelerate's own FSDP and launcher"
+SAGEMAKER = "support for Amazon SageMaker"
 BIG_MODELS = "big-model inference (models spread over devices, CPU and disk)"
 HARDWARE = "support for that hardware"
 
@@ -21,23 +22,25 @@ _COMING = {
         TorchContextParallelConfig
         DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler HfDeepSpeedConfig
         DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper
-        TERecipeKwargs AORecipeKwargs MSAMPRecipeKwargs FP8RecipeKwargs FSDP_AUTO_WRAP_POLICY
-        FSDP_SHARDING_STRATEGY FSDP_MODEL_NAME save_fsdp_model load_fsdp_model save_fsdp_optimizer
-        load_fsdp_optimizer merge_fsdp_weights enable_fsdp_ram_efficient_loading
-        disable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac
-        fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model
-        fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler GatheredParameters convert_model
+        TERecipeKwargs AORecipeKwargs MSAMPRecipeKwargs FP8RecipeKwargs
+        GatheredParameters convert_model
         has_transformer_engine_layers apply_fp8_autowrap contextual_fp8_autocast
         convert_model_to_fp8_ao has_ao_layers filter_first_and_last_linear_layers
         AbstractTrainStep BertTrainStep GPTTrainStep T5TrainStep MegatronLMDummyDataLoader
         MegatronLMDummyScheduler avg_losses_across_data_parallel_group
-        add_model_config_to_megatron_parser model_has_dtensor compile_regions_deepspeed
-        compile_regions_fsdp2
+        add_model_config_to_megatron_parser compile_regions_deepspeed prepare_deepspeed_cmd_env
     """,
-    LAUNCH: """
-        commands PrepareForLaunch prepare_simple_launcher_cmd_env
-        prepare_multi_gpu_env prepare_deepspeed_cmd_env prepare_sagemager_args_inputs prepare_tpu
-        SageMakerDistributedType install_xla
+    INSIDES: """
+        FSDP_AUTO_WRAP_POLICY FSDP_SHARDING_STRATEGY FSDP_MODEL_NAME save_fsdp_model
+        load_fsdp_model save_fsdp_optimizer load_fsdp_optimizer merge_fsdp_weights
+        enable_fsdp_ram_efficient_loading disable_fsdp_ram_efficient_loading ensure_weights_retied
+        fsdp2_apply_ac fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model
+        fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler model_has_dtensor
+        compile_regions_fsdp2
+        commands PrepareForLaunch prepare_simple_launcher_cmd_env prepare_multi_gpu_env
+    """,
+    SAGEMAKER: """
+        prepare_sagemager_args_inputs SageMakerDistributedType
     """,
     BIG_MODELS: """
         init_empty_weights init_on_device cpu_offload cpu_offload_with_hook disk_offload
@@ -55,7 +58,7 @@ _COMING = {
         attach_align_device_hook attach_align_device_hook_on_blocks
     """,
     HARDWARE: """
-        MpDeviceLoaderWrapper
+        MpDeviceLoaderWrapper prepare_tpu install_xla
     """,
 }
 WHAT_BRINGS = {name: what for what, names in _COMING.items() for name in names.split()}
@@ -66,7 +69,8 @@ def not_here(name: str) -> NotHere:
     return NotHere(
         f"{name} is not here yet",
         f"it comes with {WHAT_BRINGS.get(name, STRATEGIES)}, which is not built yet",
-        "train on one device or with data parallelism, which need none of it",
+        "train with what is here, which needs none of it: one device, data parallelism, FSDP, "
+        "TensorParallel or Pipeline",
     )
 
 
@@ -80,7 +84,7 @@ def refuse_absent(**arguments: object) -> None:
             raise NotHere(
                 f"Accelerator({name}={value!r}) asks for what is not here yet",
                 f"it comes with {STRATEGIES}, which is not built yet",
-                f"leave {name} out: several ranks train by data parallelism",
+                f"leave {name} out, or write strategy=FSDP(), TensorParallel() or Pipeline()",
             )
 
 
@@ -101,7 +105,7 @@ _IDLE = (
     "command_file",
     "commands",
 )
-_BROUGHT_BY = {"device": HARDWARE, "compute_environment": "support for Amazon SageMaker"}
+_BROUGHT_BY = {"device": HARDWARE, "compute_environment": SAGEMAKER}
 
 
 def refuse_unbuilt(config: RunConfig) -> None:
