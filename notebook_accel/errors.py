@@ -157,3 +157,11 @@ class RunInterrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         return [f"RunInterrupted: {self}"]
+
+
+def message_of(error: BaseException) -> str:
+    """Give what an exception says, also where its ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<no message: {type(broken).__name__} in __str__>"

@@ -14,7 +14,7 @@ from typing import Any
 
 from notebook_accel import __version__
 from notebook_accel.config.installed import version_of
-from notebook_accel.errors import RunInterrupted
+from notebook_accel.errors import RunInterrupted, message_of
 from notebook_accel.events.model import (
     Exited,
     Failed,
@@ -139,7 +139,7 @@ class Story:
         elif error is not None:
             self.ended = "failed"
         if error is not None and not isinstance(error, RunInterrupted):
-            self.error = self.hide(f"{type(error).__name__}: {error}")[:MAX_ERROR]
+            self.error = self.hide(f"{type(error).__name__}: {message_of(error)}")[:MAX_ERROR]
 
     def _progress(self, rank: RankStory, event: Progress) -> None:
         rank.step, rank.epoch, rank.batch = event.step, event.epoch, event.batch

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from notebook_accel.errors import Explained, RunInterrupted, WorkerFailed
+from notebook_accel.errors import Explained, RunInterrupted, WorkerFailed, message_of
 from notebook_accel.events.lines import US, cell_number, owner_of, place_of
 from notebook_accel.events.model import Cause, Failed, Frame
 
@@ -38,7 +38,7 @@ def is_comm_error(exc: BaseException) -> bool:
     for _ in range(10):
         if seen is None:
             return False
-        if is_comm_text(type(seen).__name__, _message(seen)):
+        if is_comm_text(type(seen).__name__, message_of(seen)):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
@@ -58,12 +58,12 @@ def describe(rank: int, exc: BaseException, num_bytes: int = 0) -> Failed:
     return Failed(
         rank=rank,
         type_name=type(exc).__name__,
-        message=_message(exc),
+        message=message_of(exc),
         frames=frames,
         text=text,
         is_comm=is_comm_error(exc),
         num_bytes=num_bytes,
-        causes=[Cause(type(one).__name__, _message(one), _frames(one)) for one in _led_to(exc)],
+        causes=[Cause(type(one).__name__, message_of(one), _frames(one)) for one in _led_to(exc)],
     )
 
 
@@ -96,13 +96,6 @@ def _led_to(exc: BaseException) -> list[BaseException]:
         chain.insert(0, before)
         seen = before
     return chain
-
-
-def _message(exc: BaseException) -> str:
-    try:
-        return str(exc)
-    except Exception as broken:  # a user's __str__ may fail as well
-        return f"<no message: {type(broken).__name__} in __str__>"
 
 
 def _skip_ours(tb: TracebackType | None) -> TracebackType | None:
