@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from notebook_accel.config.resolve import resolve
+from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel
 from notebook_accel.errors import ConfigError, NotHere
 
@@ -44,6 +44,7 @@ class ParallelismConfig:
 
     def __post_init__(self) -> None:
         found = resolve({})
+        _refuse_stages(found)
         for name in _SIZES:
             size = getattr(self, name)
             size = found[f"parallelism_config_{name}"] if size is None else size
@@ -154,3 +155,15 @@ class ParallelismConfig:
 
     def _sizes(self) -> dict[str, int]:
         return {f"{axis}_size": self._size(axis) for axis in self.active_mesh_dims}
+
+
+def _refuse_stages(found: RunConfig) -> None:
+    """Refuse a pipeline that is asked for by a size: it takes another loop, so code chooses it."""
+    name = "parallelism_config_pp_size"
+    stages = found[name]
+    if stages > 1:
+        raise ConfigError(
+            f"{found.origin(name).quote(name, stages)} asks for a pipeline",
+            "its loop calls accelerator.forward_backward, so it is chosen where that is written",
+            f"write Accelerator(strategy=Pipeline(stages={stages})), and leave the size out",
+        )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION, unsaid
+from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.wishes import Strategy
@@ -38,7 +39,6 @@ from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.run import Order
 from notebook_accel.launch.streams import Console
 
-_MULTI_NODE_PORT = 29500
 # Defaults of the call that a file may replace, unlike the same values when somebody writes them.
 _UNSAID: dict[str, Any] = {
     name: unsaid(SETTINGS[name].default)
@@ -109,7 +109,6 @@ def notebook_launcher(
         (``notebook-accel join HOST:PORT``); all ranks then report here.
     trusted_network: allow a ``master_addr`` that is not loopback to be joined at: the ranks' own
         connections are not protected.
-
     strategy: how models lie across ranks, for every ``Accelerator()`` in the function that says
         nothing else: ``DDP(...)``, ``FSDP(...)``, ``TensorParallel(...)``, ``Pipeline(...)``, or
         a word ("fsdp").
@@ -223,7 +222,7 @@ def _port(use_port: str | int | None, told: RunConfig, join: bool = False) -> in
     num_nodes = 1 if join else told.num_nodes  # who joins is told the port
     wanted = told.rdzv_endpoint.partition(":")[2] or use_port
     if wanted in (None, ""):
-        return _MULTI_NODE_PORT if num_nodes > 1 else None
+        return DEFAULT_PORT if num_nodes > 1 else None
     text = str(wanted)
     if isinstance(wanted, bool) or not text.isdigit() or not 0 <= int(text) < 65536:
         raise ConfigError(
@@ -235,7 +234,7 @@ def _port(use_port: str | int | None, told: RunConfig, join: bool = False) -> in
         raise ConfigError(
             "use_port=0 with several machines",
             "the other machines must know the port beforehand",
-            f"pass the same free port on every machine, for example {_MULTI_NODE_PORT}",
+            f"pass the same free port on every machine, for example {DEFAULT_PORT}",
         )
     return int(text)
 

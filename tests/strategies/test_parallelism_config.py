@@ -51,6 +51,15 @@ def test_what_divides_sequences_comes_later_and_says_so() -> None:
         ParallelismConfig(cp_size=2)
 
 
+def test_stages_are_chosen_where_the_loop_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_SIZE", "2")
+    with pytest.raises(ConfigError) as error:
+        ParallelismConfig()
+    assert error.value.what == "PARALLELISM_CONFIG_PP_SIZE=2 asks for a pipeline"
+    assert "forward_backward" in error.value.why
+    assert "strategy=Pipeline(stages=2)" in error.value.fix
+
+
 def test_it_describes_its_axes_as_accelerate_does() -> None:
     axes = ParallelismConfig(dp_replicate_size=2, tp_size=2)
     assert (axes.total_size, axes.data_parallel_size, axes.non_data_parallel_size) == (4, 2, 2)
