@@ -110,43 +110,40 @@ class _Numbers:
 class _Radio:
     """One of several, all of them visible with what there is to say about each."""
 
-    def __init__(self, skin: Skin, name: str, options: Callable[[State], list[tuple[str, Any]]]):
-        self._name, self._options = name, options
+    def __init__(
+        self,
+        skin: Skin,
+        name: str,
+        options: Callable[[State], list[tuple[str, Any]]],
+        value: Callable[[State], Any],
+    ) -> None:
+        self._options, self._value = options, value
         self.field = widgets.RadioButtons(
             options=[], description=LABELS[name], style=_WIDE, layout=widgets.Layout(width="auto")
         )
         _explained(self.field, name)
         self.field.observe(lambda change: skin.picked(**{name: change["new"]}), "value")
+        self.parts = [self.field]
 
-    def show(self, state: State, value: Any) -> None:
+    def show(self, state: State) -> None:
         options = self._options(state)
         if list(self.field.options) != options:
             self.field.options = options
-        self.field.value = value
-
-
-class _Strategy(_Radio):
-    """How the model lies across ranks."""
-
-    def __init__(self, skin: Skin, state: State) -> None:
-        options = [(picker_html.strategy_label(one), one) for one in offered("strategy")]
-        super().__init__(skin, "strategy", lambda state: options)
-        self.parts = [self.field]
-
-    def show(self, state: State, value: Any = None) -> None:
-        super().show(state, state.choice.strategy)
+        self.field.value = self._value(state)
 
 
 class _Precision(_Radio):
     """Precisions, each with how the device computes it."""
 
     def __init__(self, skin: Skin, state: State) -> None:
-        super().__init__(skin, "mixed_precision", _precision_options)
+        super().__init__(
+            skin, "mixed_precision", _precision_options, lambda state: state.choice.mixed_precision
+        )
         self._absent = _html(margin=_LABEL_GAP)
         self.parts = [self.field, self._absent]
 
-    def show(self, state: State, value: Any = None) -> None:
-        super().show(state, state.choice.mixed_precision)
+    def show(self, state: State) -> None:
+        super().show(state)
         self._absent.value = picker_html.absent(state)
 
 
@@ -156,7 +153,7 @@ class _Device:
     def __init__(self, skin: Skin, state: State) -> None:
         self._skin = skin
         self._kind = _Radio(
-            skin, "device", lambda state: [(o.label, o.value) for o in state.places]
+            skin, "device", lambda state: [(o.label, o.value) for o in state.places], _kind
         )
         self._boxes: dict[int, Any] = {}
         self._list = widgets.VBox()
@@ -164,9 +161,9 @@ class _Device:
         self.parts = [self._kind.field, self._row]
 
     def show(self, state: State) -> None:
-        device = state.choice.device
-        self._kind.show(state, device if isinstance(device, str) else "cuda")
-        taken = {one.index for one in devices_of(device, state.machine) if one.kind == "cuda"}
+        self._kind.show(state)
+        used = devices_of(state.choice.device, state.machine)
+        taken = {one.index for one in used if one.kind == "cuda"}
         if list(self._boxes) != [one.value for one in state.gpus]:
             self._boxes = {one.value: self._box() for one in state.gpus}
             self._list.children = tuple(self._boxes.values())
@@ -185,6 +182,15 @@ class _Device:
     def _took(self, change: Mapping[str, Any]) -> None:
         taken = [index for index, box in self._boxes.items() if box.value]
         self._skin.picked(device=taken)
+
+
+def _kind(state: State) -> str:
+    device = state.choice.device
+    return device if isinstance(device, str) else "cuda"
+
+
+def _strategy_options(state: State) -> list[tuple[str, str]]:
+    return [(picker_html.strategy_label(one), one) for one in offered("strategy")]
 
 
 def _precision_options(state: State) -> list[tuple[str, str]]:
@@ -218,7 +224,9 @@ _MAKERS: dict[str, Callable[[Skin, State], Any]] = {
     "device": _Device,
     "num_processes": lambda skin, state: _Numbers(skin, state, "num_processes"),
     "mixed_precision": _Precision,
-    "strategy": _Strategy,
+    "strategy": lambda skin, state: _Radio(
+        skin, "strategy", _strategy_options, lambda state: state.choice.strategy
+    ),
     "gradient_accumulation_steps": lambda skin, state: _Numbers(
         skin, state, "gradient_accumulation_steps"
     ),
