@@ -35,13 +35,13 @@ NAMES = {
 _off: set[str] = set()  # by without_guards, in this process
 
 
-def wanted(name: str, env: Mapping[str, str] | None = None) -> bool:
+def wanted(name: str) -> bool:
     """Tell whether the guard rail ``name`` is on.
 
     Errors: ConfigError for a variable that names no guard rail.
     """
     assert name in NAMES
-    return name not in _off and name not in _off_by_variable(os.environ if env is None else env)
+    return name not in _off and name not in _off_by_variable(os.environ)
 
 
 @contextmanager

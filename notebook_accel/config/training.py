@@ -57,9 +57,9 @@ def accumulation_steps(
     return steps
 
 
-def wants_cpu(env: Mapping[str, str] | None = None) -> bool:
+def wants_cpu() -> bool:
     """Tell whether the environment keeps this process on the CPU."""
-    return flag_from_env("ACCELERATE_USE_CPU", env)
+    return flag_from_env("ACCELERATE_USE_CPU")
 
 
 def flag_from_env(name: str, env: Mapping[str, str] | None = None) -> bool:
@@ -71,16 +71,14 @@ def flag_from_env(name: str, env: Mapping[str, str] | None = None) -> bool:
     return bool(env.get(name)) and read_boolean(env[name], f"the environment variable {name}")
 
 
-def device_from_env(env: Mapping[str, str] | None = None) -> str | None:
+def device_from_env() -> str | None:
     """Read which device a process computes on that is alone, if the environment names one."""
-    env = os.environ if env is None else env
-    return env.get("ACCELERATE_TORCH_DEVICE") or None
+    return os.environ.get("ACCELERATE_TORCH_DEVICE") or None
 
 
-def log_level_from_env(env: Mapping[str, str] | None = None) -> str | None:
+def log_level_from_env() -> str | None:
     """Read the level at which ``get_logger`` logs, if the environment names one."""
-    env = os.environ if env is None else env
-    return env.get("ACCELERATE_LOG_LEVEL") or None
+    return os.environ.get("ACCELERATE_LOG_LEVEL") or None
 
 
 def _plain(name: str, value: Any) -> Any:

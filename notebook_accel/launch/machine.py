@@ -5,7 +5,6 @@ Nothing is opened: GPUs are listed by the driver's NVML, the rest is read from f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +46,12 @@ class Machine:
         return tuple(one for one in self.devices if one.kind == kind)
 
 
-def read_machine(env: Mapping[str, str] | None = None) -> Machine:
-    """Look at this machine now; ``env`` is what workers will have (default: this process's)."""
+def read_machine() -> Machine:
+    """Look at this machine now."""
     text = cpu.cpuinfo()
     free_bytes, total_bytes = usable_memory(Path("/"))
     return Machine(
-        tuple(accelerators(env)),
+        tuple(accelerators()),
         usable_cores(),
         cpu.cpu_name(text or ""),
         text is not None,
