@@ -71,6 +71,16 @@ class Placement:
         )
 
 
+def torchruns_names(place: Placement | Told) -> dict[str, str]:
+    """Give the variables that tell a rank its place, as torchrun sets them."""
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+    }
+
+
 def told_by(env: Mapping[str, str]) -> Told | None:
     """Find the place that ``env`` gives this process, if it gives any.
 

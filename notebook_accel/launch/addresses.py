@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
@@ -48,7 +49,7 @@ def towards(host: str, port: int) -> str:
 def interface_of(address: str) -> str:
     """Name the interface that has ``address``; "" where the system does not tell."""
     if is_loopback(address) and sys.platform == "darwin":
-        return "lo0"
+        return LOOPBACK
     if sys.platform != "linux":
         return ""
     import fcntl

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from notebook_accel import __version__
+from notebook_accel.config.installed import version_of
 
 
 def facts() -> dict[str, Any]:
@@ -36,7 +36,4 @@ def objection(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 def _release(package: str) -> str:
     """Give a package's version without its build ("2.13.0+cu128" and "2.13.0" talk)."""
-    try:
-        return version(package).partition("+")[0]
-    except PackageNotFoundError:
-        return "none"
+    return version_of(package).partition("+")[0] or "none"

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from notebook_accel.config.placement import torchruns_names
 from notebook_accel.errors import LaunchError, RunInterrupted
 from notebook_accel.events import shelf
 from notebook_accel.events.history import History
@@ -199,7 +200,7 @@ class Attempt:
             seat = Seat(
                 placement,
                 _threads(order),
-                {**env, **store.rank_env(placement), **order.plan.env, **order.env},
+                {**env, **torchruns_names(placement), **order.plan.env, **order.env},
                 order.settings,
                 "ipykernel" in sys.modules,
             )

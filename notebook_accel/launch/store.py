@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 from typing import TYPE_CHECKING
 
-from notebook_accel.config.placement import Placement
 from notebook_accel.errors import ConfigError
+from notebook_accel.launch.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from notebook_accel.launch.run import Order
@@ -29,7 +28,7 @@ def serve(order: Order, stack: contextlib.ExitStack) -> tuple[int, dict[str, str
     if order.agent_store:
         return -1, env
     if "GLOO_SOCKET_IFNAME" not in os.environ:
-        env["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        env["GLOO_SOCKET_IFNAME"] = LOOPBACK
     listener = stack.enter_context(listen(order.master_addr, order.port or 0))
     env["MASTER_PORT"] = str(listener.getsockname()[1])
     return listener.fileno(), env
@@ -53,13 +52,3 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
     listener.listen(128)
     return listener
-
-
-def rank_env(placement: Placement) -> dict[str, str]:
-    """Give the variables that tell a rank its place, as torchrun sets them."""
-    return {
-        "RANK": str(placement.rank),
-        "WORLD_SIZE": str(placement.size),
-        "LOCAL_RANK": str(placement.local_rank),
-        "LOCAL_WORLD_SIZE": str(placement.local_size),
-    }

@@ -10,8 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from notebook_accel.config.placement import Told, meeting_place, told_by
+from notebook_accel.config.placement import (
+    Placement,
+    Told,
+    meeting_place,
+    told_by,
+    torchruns_names,
+)
 from notebook_accel.config.resolve import RunConfig
+from notebook_accel.launch.addresses import LOOPBACK
 from notebook_accel.launch.scripts import outside, rendezvous
 from notebook_accel.launch.scripts.local import Local, local
 from notebook_accel.launch.scripts.program import Program
@@ -103,7 +110,7 @@ def choose(program: Program, config: RunConfig, torchrun: rendezvous.Torchrun, h
     notes = (*place.notes, *_crowd(place, here))
     if place.num_ranks == 1:
         # whoever else tells a place is overruled under the names that count before
-        alone = {} if told is None or told.by == "torchrun" else _place_of(0, 1, 0, 1)
+        alone = {} if told is None or told.by == "torchrun" else torchruns_names(Placement())
         return Way(
             ITSELF, program.words(), {**env, **alone}, f"{place.words}, {threads}",
             without=_OF_TORCHRUN if told is not None else (), notes=notes,
@@ -121,19 +128,10 @@ def choose(program: Program, config: RunConfig, torchrun: rendezvous.Torchrun, h
 def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
     """Give the variables by which a rank of one machine knows its place, under torchrun's names."""
     return {
-        **_place_of(rank, size, rank, size),
+        **torchruns_names(Placement(rank, size, rank, size)),
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-    }
-
-
-def _place_of(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_size),
     }
 
 
@@ -155,7 +153,7 @@ def _told(program: Program, config: RunConfig, told: Told, here: Here) -> Way:
 
 def _in_torchruns_names(told: Told, env: Mapping[str, str]) -> dict[str, str]:
     """Tell the place under the names that every script reads; what is there already stays."""
-    names = _place_of(told.rank, told.size, told.local_rank, told.local_size)
+    names = torchruns_names(told)
     meeting = "env://" if told.by == "torchrun" else meeting_place(env)
     if meeting != "env://":
         names["MASTER_ADDR"], _, names["MASTER_PORT"] = meeting[len("tcp://") :].rpartition(":")
@@ -185,7 +183,7 @@ def _on_loopback(here: Here) -> dict[str, str]:
     """Keep gloo's connections inside this machine, unless somebody said where they go."""
     if "GLOO_SOCKET_IFNAME" in here.env:
         return {}
-    return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    return {"GLOO_SOCKET_IFNAME": LOOPBACK}
 
 
 def _agent(
