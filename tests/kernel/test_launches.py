@@ -157,14 +157,14 @@ def test_what_a_cell_changes_reaches_the_next_launch(kernel, tmp_path, method):
     (tmp_path / "a").mkdir()
     kernel.run(
         "def look():\n    import fresh\n    return (\n"
-        "        os.environ.get('COLOUR'), os.environ.get('SIZE'), os.getcwd(), fresh.VALUE,\n"
+        "        os.environ.get('COLOR'), os.environ.get('SIZE'), os.getcwd(), fresh.VALUE,\n"
         "        torch.get_default_dtype(), 'GONE' in os.environ, sys.argv[-1])\n"
         "os.environ['GONE'] = 'yes'"
     )
     for value in (1, 2):
         (tmp_path / "a" / "fresh.py").write_text(f"VALUE = {value}\n")
         kernel.run(
-            f"home = os.getcwd(); os.chdir({str(tmp_path)!r}); os.environ['COLOUR'] = 'c{value}'\n"
+            f"home = os.getcwd(); os.chdir({str(tmp_path)!r}); os.environ['COLOR'] = 'c{value}'\n"
             f"sys.path.insert(0, {str(tmp_path / 'a')!r}); os.environ.pop('GONE', None)\n"
             f"torch.set_default_dtype(torch.float64); sys.argv.append('v{value}')"
         )
@@ -173,7 +173,7 @@ def test_what_a_cell_changes_reaches_the_next_launch(kernel, tmp_path, method):
             f"start_method={method!r})\n"
             "print(set(run.values), 'SIZE' in os.environ)\n"
             "os.chdir(home); sys.path.pop(0); torch.set_default_dtype(torch.float32)\n"
-            "sys.argv.pop(); del os.environ['COLOUR']"
+            "sys.argv.pop(); del os.environ['COLOR']"
         )
         expected = (f"c{value}", "big", str(tmp_path), value)
         text = ", ".join(map(repr, expected))

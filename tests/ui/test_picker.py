@@ -99,8 +99,8 @@ def test_a_choice_that_cannot_be_changes_nothing() -> None:
     assert "num_processes=3, but 2 CUDA devices" in refusal(picker, num_processes=3).what
     assert "mixed_precision='fp17' is not known" in refusal(picker, mixed_precision="fp17").what
     assert "there is no GPU 7" in refusal(picker, device=7).what
-    error = refusal(picker, colour="red")
-    assert error.what == "LaunchPicker does not ask 'colour'"
+    error = refusal(picker, color="red")
+    assert error.what == "LaunchPicker does not ask 'color'"
     assert error.fix == "write device=..."
     assert refusal(picker, precision="bf16").fix == "write mixed_precision=..."
 
