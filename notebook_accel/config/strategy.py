@@ -43,20 +43,12 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
 
     Errors: ConfigError for two that exclude each other, and for what is none.
     """
-    strategy, fsdp_plugin, axes = ways.strategy, ways.fsdp_plugin, ways.axes
-    plugin: Any = None
+    strategy, axes = ways.strategy, ways.axes
     if isinstance(strategy, str):
         check(SETTINGS["strategy"], strategy)
+    plugin = _adopted(ways.fsdp_plugin)
     if axes is None and strategy is None and asked.use_parallelism_config:
         axes = ParallelismConfig()
-    if fsdp_plugin is not None:
-        plugin = adopt(fsdp_plugin, FullyShardedDataParallelPlugin)
-        if not isinstance(plugin, FullyShardedDataParallelPlugin):
-            raise ConfigError(
-                f"fsdp_plugin={plugin!r} is no FullyShardedDataParallelPlugin",
-                "it holds the settings of FSDP under Accelerate's names",
-                "write fsdp_plugin=FullyShardedDataParallelPlugin(...), or strategy=FSDP(...)",
-            )
     if strategy is not None and (plugin is not None or axes is not None):
         other = "parallelism_config" if plugin is None else "fsdp_plugin"
         raise ConfigError(
@@ -82,3 +74,15 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
         return Chosen(plugin.wish(), plugin)
     wish = handlers.strategy(None)
     return Chosen(DDP() if word == "ddp" and wish is None else wish)
+
+
+def _adopted(plugin: Any) -> FullyShardedDataParallelPlugin | None:
+    """Take Accelerate's own plugin as ours."""
+    ours = adopt(plugin, FullyShardedDataParallelPlugin)
+    if ours is None or isinstance(ours, FullyShardedDataParallelPlugin):
+        return ours
+    raise ConfigError(
+        f"fsdp_plugin={plugin!r} is no FullyShardedDataParallelPlugin",
+        "it holds the settings of FSDP under Accelerate's names",
+        "write fsdp_plugin=FullyShardedDataParallelPlugin(...), or strategy=FSDP(...)",
+    )

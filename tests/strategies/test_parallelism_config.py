@@ -95,3 +95,10 @@ def test_an_unknown_word_is_refused_with_the_nearest() -> None:
 def test_two_ways_to_say_it_are_one_too_many() -> None:
     with pytest.raises(ConfigError, match=r"strategy=.* and parallelism_config are both given"):
         Accelerator(cpu=True, strategy=FSDP(), parallelism_config=ParallelismConfig())
+
+
+def test_a_plugin_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        Accelerator(cpu=True, fsdp_plugin="full_shard")
+    assert error.value.what == "fsdp_plugin='full_shard' is no FullyShardedDataParallelPlugin"
+    assert "strategy=FSDP(...)" in error.value.fix
