@@ -96,6 +96,8 @@ def test_mps_takes_one_process() -> None:
     assert chosen(mac, num_processes=2).headline.startswith("2 CPU processes")
     with pytest.raises(ConfigError, match="--device mps with 2 processes"):
         chosen(mac, device="mps", num_processes=2)
+    with pytest.raises(ConfigError, match="MPS exists on Macs"):
+        chosen(GPUS, device="mps")
 
 
 def test_more_ranks_than_cores_are_told_to_take_turns() -> None:

@@ -35,25 +35,24 @@ def local(
     Errors: ConfigError for GPUs that are not there, or too few of them.
     """
     device: Any = config["device"]
-    listed = [device] if isinstance(device, int) else device
+    numbers = [device] if isinstance(device, int) else device
+    numbers = numbers if isinstance(numbers, (list, tuple)) else ()
     gpus = [one for one in devices if one.kind == "cuda"]
-    notes = []
-    visible = {}
-    if device == "cpu":
-        chosen: list[Device] = []
-    elif isinstance(listed, (list, tuple)) and gpus:
-        chosen = _picked(listed, gpus)
-        visible[_ORDER] = ",".join(_entry(index, env) for index in listed)
-    elif device in ("mps", "auto", "auto-or-cpu", None) and not gpus:
-        chosen = [one for one in devices if one.kind == "mps"] if (wanted or 1) == 1 else []
-        if device == "mps" and not chosen:
-            raise _no_mps(wanted)
-    else:
-        chosen = gpus
-    if device not in ("cpu", "mps", "auto", "auto-or-cpu", None) and not gpus:
+    chosen: list[Device] = []
+    notes, visible = [], {}
+    if (numbers or device in ("cuda", "gpu")) and not gpus:
         notes.append("no GPU here: the ranks run on the CPU (--cpu asks for that)")
         visible["ACCELERATE_USE_CPU"] = "true"
-        wanted = wanted or (len(listed) if isinstance(listed, (list, tuple)) else None)
+        wanted = wanted or len(numbers) or None
+    elif numbers:
+        chosen = _picked(numbers, gpus)
+        visible[_ORDER] = ",".join(_entry(index, env) for index in numbers)
+    elif gpus and device not in ("cpu", "mps"):
+        chosen = gpus
+    elif device != "cpu" and (wanted or 1) == 1:
+        chosen = [one for one in devices if one.kind == "mps"]
+    if device == "mps" and not chosen:
+        raise _no_mps(wanted)
     num_ranks = wanted or len(chosen) or 1
     if chosen and num_ranks > len(chosen):
         if device != "auto-or-cpu":
