@@ -11,7 +11,7 @@ import numpy as np
 
 from notebook_accel.errors import NoSuchSeries
 from notebook_accel.events.records import Record
-from notebook_accel.ui import words
+from notebook_accel.ui import ink, words
 from notebook_accel.ui.curves import Curve, Curves
 from notebook_accel.ui.place import place
 
@@ -19,9 +19,6 @@ WIDTH_PX, HEIGHT_PX = 720, 320
 MAX_LINES = 8
 MAX_LABEL = 24
 _OF_ITSELF = ("num_threads", "start_method")  # follows from the rest: no room in a picture
-_INK, _FAINT, _GRID = "#24292f", "#57606a", "#e4e7eb"
-_COLORS = ("#1763a6", "#b04a00", "#2f7031", "#6f42a8")
-_STYLES = ("solid", "dashed", "dashdot", "dotted")
 
 
 class Comparison:
@@ -103,7 +100,7 @@ def _draw(title: str, lines: Sequence[tuple[str, Curve]], scale: float) -> bytes
 
     figure = Figure(figsize=(WIDTH_PX / 100, HEIGHT_PX / 100), facecolor="white", dpi=100 * scale)
     canvas: Any = FigureCanvasAgg(figure)
-    figure.text(16 / WIDTH_PX, 0.925, title, color=_INK, fontsize=10, weight="bold")
+    figure.text(16 / WIDTH_PX, 0.925, title, color=ink.INK, fontsize=10, weight="bold")
     axes: Any = figure.add_axes((56 / WIDTH_PX, 0.14, 1 - 252 / WIDTH_PX, 0.7))
     for number, (_, curve) in enumerate(lines):
         color, style = _pen(number)
@@ -120,7 +117,7 @@ def _draw(title: str, lines: Sequence[tuple[str, Curve]], scale: float) -> bytes
 
 def _pen(number: int) -> tuple[str, str]:
     """Each color comes with each style before a pair is used again."""
-    return _COLORS[number % 4], _STYLES[(number + number // 4) % 4]
+    return ink.COLORS[number % 4], ink.STYLES[(number + number // 4) % 4]
 
 
 def _style(axes: Any, lines: Sequence[tuple[str, Curve]]) -> None:
@@ -129,14 +126,8 @@ def _style(axes: Any, lines: Sequence[tuple[str, Curve]]) -> None:
     if len(values) and values.min() > 0 and values.max() > 1e4 * values.min():
         axes.set_yscale("log")
     axes.set_xlim(0, max(1.0, *(float(curve.steps[-1]) for _, curve in lines)))
-    axes.grid(True, axis="y", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(_FAINT)
-    axes.tick_params(colors=_FAINT, labelsize=8, length=0, axis="y")
-    axes.tick_params(colors=_FAINT, labelsize=8, length=3, axis="x")
-    axes.set_xlabel("optimizer step", fontsize=8, color=_FAINT, labelpad=2)
+    ink.quiet(axes)
+    ink.name_steps(axes)
 
 
 def _write_labels(axes: Any, lines: Sequence[tuple[str, Curve]]) -> None:
