@@ -31,13 +31,13 @@ class Comparison:
         if not self._with:
             known = sorted({name for run in self.runs for name in run.history})
             raise NoSuchSeries(
-                f"none of these {len(self.runs)} runs has a series {series!r}",
+                f"none of these {_many(self.runs)} has a series {series!r}",
                 f"they have: {', '.join(known) or 'none'}",
                 "pass series= one of these names",
             )
 
     def __repr__(self) -> str:
-        lines = [f"{self.series} of {len(self.runs)} runs"]
+        lines = [f"{self.series} of {_many(self.runs)}"]
         width = max(len(run.id) for run in self.runs)
         for run in self.runs:
             parts = [run.ended, self._fact(run), *_given(self._differing(run))]
@@ -57,7 +57,7 @@ class Comparison:
             (self._label(run), Curves(run.history)[self.series]) for run in self._with[:MAX_LINES]
         ]
         hidden = len(self._with) - len(lines)
-        title = f"{self.series} of {len(self._with)} runs" + (
+        title = f"{self.series} of {_many(self._with)}" + (
             f", the first {MAX_LINES} shown" if hidden else ""
         )
         return _draw(title, lines, scale)
@@ -88,6 +88,10 @@ class Comparison:
         asked = asked if len(asked) <= MAX_LABEL else asked[: MAX_LABEL - 1] + "…"
         newest = words.number(run.history.last(self.series))
         return f"{run.id.rpartition('-')[2]}  {newest}\n{asked}".rstrip()
+
+
+def _many(runs: Sequence[Record]) -> str:
+    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
 
 
 def _given(asked: Mapping[str, Any]) -> list[str]:
