@@ -86,14 +86,3 @@ def footprint(size: ModelSize, precision: str, num_ranks: int, sharded: bool = F
         HALF_BYTES * size.num_castable if whole and precision != "no" else 0,
         learning if not sharded and num_ranks > 1 else 0,
     )
-
-
-def bytes_words(size_bytes: float) -> str:
-    """Write a size as "1.2 GB", "38 MB" or "640 B"."""
-    if size_bytes < 1000:
-        return f"{size_bytes:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        size_bytes /= 1000
-        if size_bytes < 999.5:
-            return f"{size_bytes:.1f} {unit}" if size_bytes < 9.95 else f"{size_bytes:.0f} {unit}"
-    return f"{size_bytes / 1000:.1f} TB"

@@ -12,7 +12,8 @@ from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.plan import plan
 from notebook_accel.launch.precisions import preselected, standing
 from notebook_accel.ui.choices import Choice, devices_of, planned
-from notebook_accel.ui.model_size import Footprint, ModelSize, bytes_words, footprint
+from notebook_accel.ui.model_size import Footprint, ModelSize, footprint
+from notebook_accel.ui.words import size as size_words
 
 Severity = Literal["note", "warning", "error"]
 TAKEN_SHARE = 0.25  # of a GPU's memory: less is the driver's own
@@ -142,7 +143,7 @@ def _device_findings(choice: Choice, machine: Machine, asked: Collection[str]) -
         taken = one.total_bytes - one.free_bytes
         if taken > TAKEN_SHARE * one.total_bytes:
             found.append(
-                Finding("warning", f"{_name(one)}: {bytes_words(taken)} are taken by other work")
+                Finding("warning", f"{_name(one)}: {size_words(taken)} are taken by other work")
             )
     return found
 
@@ -163,16 +164,16 @@ def _memory_findings(
     needed = next((one.total for one in memory if one.precision == choice.mixed_precision), 0)
     used = devices_of(choice.device, machine)[: choice.num_processes]
     tight = [one for one in used if one.total_bytes and needed > one.free_bytes]
-    told = f"the model needs {bytes_words(needed)} a rank, activations apart"
+    told = f"the model needs {size_words(needed)} a rank, activations apart"
     if tight:
-        free = f"{_name(tight[0])} has {bytes_words(tight[0].free_bytes)} free"
+        free = f"{_name(tight[0])} has {size_words(tight[0].free_bytes)} free"
         can_share = choice.strategy != "fsdp" and len(machine.of_kind("cuda")) > 1
         way_out = "fsdp over several GPUs" if can_share else "a leaner optimizer"
         return [Finding("warning", f"{told}; {free}", f"{way_out}, or a smaller model")]
     everybody = needed * choice.num_processes
     if not used and machine.total_bytes and everybody > machine.free_bytes:
-        total = f"{choice.num_processes} ranks {bytes_words(everybody)}"
-        free = f"{bytes_words(machine.free_bytes)} are free"
+        total = f"{choice.num_processes} ranks {size_words(everybody)}"
+        free = f"{size_words(machine.free_bytes)} are free"
         return [Finding("warning", f"{told}, {total}; {free}", "fewer ranks, or a smaller model")]
     return []
 

@@ -8,9 +8,10 @@ from itertools import zip_longest
 from notebook_accel.launch.precisions import Standing
 from notebook_accel.launch.timing import Timings
 from notebook_accel.ui.choices import offered
-from notebook_accel.ui.model_size import Footprint, bytes_words
+from notebook_accel.ui.model_size import Footprint
 from notebook_accel.ui.picker_state import State, literal
 from notebook_accel.ui.words import duration
+from notebook_accel.ui.words import size as size_words
 
 
 def text(state: State) -> str:
@@ -51,7 +52,7 @@ def by_precision(state: State) -> list[list[str]]:
     for label, part in _PARTS.items():
         sizes = [part(one) for one in state.outlook.memory]
         if any(sizes):
-            rows.append([label, *(bytes_words(size) if size else "-" for size in sizes)])
+            rows.append([label, *(size_words(size) if size else "-" for size in sizes)])
     return rows if len(rows) > 1 else []
 
 

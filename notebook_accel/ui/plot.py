@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from notebook_accel.events.history import History
-from notebook_accel.ui import words
+from notebook_accel.ui import ink, words
 from notebook_accel.ui.curves import Curve, Curves
 from notebook_accel.ui.series import Group, drawable, groups, is_loss, is_rate
 
@@ -27,13 +27,8 @@ _DPI = 100
 _COLUMNS = 300  # of a panel as wide as the picture: more than a line can show apart
 _MAX_LINES = 4  # per panel
 _LOG_FROM = 1e5  # a straight scale shows a loss as people know it; only wild ranges leave it
-_INK, _FAINT, _GRID, _ALARM = "#24292f", "#57606a", "#e4e7eb", "#b3261e"
-_PENS = (
-    ("#1763a6", "solid", "o"),
-    ("#b04a00", "dashed", "s"),
-    ("#2f7031", "dashdot", "^"),
-    ("#6f42a8", "dotted", "D"),
-)
+_ALARM = "#b3261e"
+_PENS = tuple(zip(ink.COLORS, ink.STYLES, "os^D", strict=True))
 _LOCK = threading.Lock()  # Agg's font cache is shared; two launches may draw at once
 
 
@@ -73,7 +68,7 @@ class Card:
         self._figure = Figure(figsize=(WIDTH_PX / _DPI, height_px / _DPI), facecolor="white")
         FigureCanvasAgg(self._figure)
         self._title_text = self._figure.text(
-            16 / WIDTH_PX, 1 - 24 / height_px, "", color=_INK, fontsize=10, weight="bold"
+            16 / WIDTH_PX, 1 - 24 / height_px, "", color=ink.INK, fontsize=10, weight="bold"
         )
         self._panels = []
         for row, left, width in cells:
@@ -102,7 +97,7 @@ def _left_out(hidden: list[Group]) -> str:
 
 
 def _draw_panel(axes: Any, curves: list[Curve], last_step: int, metric: str) -> None:
-    axes.set_title(metric, loc="left", fontsize=8.5, color=_FAINT, pad=4)
+    axes.set_title(metric, loc="left", fontsize=8.5, color=ink.FAINT, pad=4)
     for artist in (*axes.lines, *axes.collections, *axes.texts):
         artist.remove()
     shown = curves[:_MAX_LINES]
@@ -162,18 +157,12 @@ def _set_limits(axes: Any, curves: list[Curve], last_step: int, may_be_log: bool
 
 
 def _style(axes: Any, is_wide: bool, is_last: bool) -> None:
-    axes.grid(True, axis="y", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(_FAINT)
+    ink.quiet(axes)
     axes.locator_params(axis="x", integer=True, nbins=8 if is_wide else 5)
     axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter(_plain)
-    axes.tick_params(colors=_FAINT, labelsize=8, length=0, axis="y")
-    axes.tick_params(colors=_FAINT, labelsize=8, length=3, axis="x")
     if is_last:
-        axes.set_xlabel("optimizer step", fontsize=8, color=_FAINT, labelpad=2)
+        ink.name_steps(axes)
 
 
 def _plain(value: float, position: int) -> str:
@@ -207,5 +196,9 @@ def _label_ends(axes: Any, curves: list[Curve], num_hidden: int) -> None:
         floor += 0.18
     if num_hidden:
         axes.annotate(
-            f"+{num_hidden} more", (1.02, 1.0), xycoords="axes fraction", color=_FAINT, fontsize=8
+            f"+{num_hidden} more",
+            (1.02, 1.0),
+            xycoords="axes fraction",
+            color=ink.FAINT,
+            fontsize=8,
         )

@@ -139,14 +139,15 @@ def brief(value: float) -> str:
     return f"{value:.3g}"
 
 
-def size(num_bytes: int) -> str:
-    """Bytes in the unit that fits: 412 MB, 3.1 GB."""
+def size(num_bytes: float) -> str:
+    """Bytes in the unit that fits: 640 B, 412 MB, 3.1 GB."""
     if num_bytes < 1000:
-        return f"{num_bytes} B"
-    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    unit, one = next((unit, one) for unit, one in units if num_bytes >= one)
-    value = num_bytes / one
-    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+        return f"{num_bytes:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        num_bytes /= 1000
+        if num_bytes < 999.5:
+            return f"{num_bytes:.1f} {unit}" if num_bytes < 9.95 else f"{num_bytes:.0f} {unit}"
+    return f"{num_bytes / 1000:.1f} TB"
 
 
 def rate(value: float) -> str:

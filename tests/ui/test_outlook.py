@@ -11,9 +11,10 @@ from torch import nn
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.machine import Machine
 from notebook_accel.ui.choices import decide
-from notebook_accel.ui.model_size import ModelSize, bytes_words, footprint
+from notebook_accel.ui.model_size import ModelSize, footprint
 from notebook_accel.ui.outlook import Outlook, outlook
 from notebook_accel.ui.picker import LaunchPicker
+from notebook_accel.ui.words import size as size_words
 from tests.support import hardware
 
 ALL = LaunchPicker.asks
@@ -155,5 +156,5 @@ def test_sharded_ranks_hold_their_share() -> None:
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (38.2e6, "38 MB"), (1e9, "1.0 GB")],
 )
 def test_sizes_are_written_short(size: float, words: str) -> None:
-    assert bytes_words(size) == words
-    assert bytes_words(2.5e12) == "2.5 TB"
+    assert size_words(size) == words
+    assert size_words(2.5e12) == "2.5 TB"
