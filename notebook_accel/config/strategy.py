@@ -15,7 +15,7 @@ from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.values import check
-from notebook_accel.config.wishes import DDP, FSDP, Strategy
+from notebook_accel.config.wishes import DDP, FSDP, Strategy, refuse_class
 from notebook_accel.errors import ConfigError
 
 
@@ -44,6 +44,7 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
     Errors: ConfigError for two that exclude each other, and for what is none.
     """
     strategy, axes = ways.strategy, ways.axes
+    refuse_class(strategy)
     if isinstance(strategy, str):
         check(SETTINGS["strategy"], strategy)
     plugin = _adopted(ways.fsdp_plugin)

@@ -200,6 +200,16 @@ class Pipeline(Strategy):
             )
 
 
+def refuse_class(strategy: Any) -> None:
+    """Raise ConfigError for the class of a wish in place of one."""
+    if isinstance(strategy, type) and issubclass(strategy, Strategy):
+        raise ConfigError(
+            f"strategy={strategy.__name__} is a class",
+            "a strategy is a value with its settings",
+            f"write strategy={strategy.__name__}()",
+        )
+
+
 def choose(value: Any, name: str, choices: Iterable[str]) -> str:
     """Read one of ``choices``, given in whatever case, or as an enum of strings.
 

@@ -17,7 +17,7 @@ from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.show import show
 from notebook_accel.config.store import ConfigFile, read
 from notebook_accel.config.variables import strangers
-from notebook_accel.config.wishes import Strategy
+from notebook_accel.config.wishes import Strategy, refuse_class
 from notebook_accel.errors import ConfigError, NotHere
 
 # What an Accelerator in a worker is told in so many words, so that no variable beats it.
@@ -59,6 +59,7 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
     """
     env = dict(env or {})
     wish = arguments.get("strategy")
+    refuse_class(wish)
     if isinstance(wish, Strategy):  # a word is a setting like others; a wish is more than that
         arguments = {**arguments, "strategy": None}
     around = {**os.environ, **env}

@@ -117,6 +117,9 @@ class FSDPEngine(Engine):
                 lean.pour(model, given, self.world, on_cpu=wish.cpu_offload)
         for module in kept:
             module.to(self.world.device)
+        for part in model.modules():
+            if isinstance(part, FSDPModule):  # torch makes a class for each kind of part
+                context.encoders[type(part)] = _refuse_model
         self._moved.update(moved)
         self._parts[id(model)] = len(blocks) + 1
 
@@ -271,6 +274,15 @@ def _kept_whole(model: nn.Module, wanted: Any) -> list[nn.Module]:
             "freeze them (requires_grad_(False)), or do not ignore them",
         )
     return modules
+
+
+def _refuse_model(model: nn.Module) -> Any:
+    raise RuntimeMisuse(
+        f"a sharded model ({type(model).__name__.removeprefix('FSDP')}) was returned from a rank",
+        "this rank holds only its parts, and parts mean nothing outside the run",
+        "return accelerator.get_state_dict(model), called on all ranks: rank 0's is whole, and "
+        "load_state_dict takes it; or save_model(model, folder)",
+    )
 
 
 def _refuse_part(part: DTensor) -> Any:

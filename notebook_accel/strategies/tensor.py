@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -44,6 +45,8 @@ class TensorEngine(FSDPEngine):
     """Tensor parallelism by torch's ``parallelize_module``, with FSDP among the readers of data."""
 
     def __init__(self, wish: TensorParallel, world: World, precision: Precision) -> None:
+        # torch warns, at each pass, of views that nobody changes in place.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         self._tensor = wish
         super().__init__(wish.data, world, precision)
         readers = tuple(rank // wish.size for rank in range(world.size))
@@ -82,8 +85,8 @@ def plan_of(model: nn.Module, given: Mapping[str, Any] | None) -> dict[str, Para
         raise ConfigError(
             f"TensorParallel() has no plan for {type(model).__name__}",
             "it was given none, and the model has no tp_plan of its own",
-            'pass plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"} for pairs of its '
-            f"linear layers: {', '.join(linear) or 'none'}",
+            f"pass a plan for pairs of layers that follow each other, like {_example(linear)}; its "
+            f"linear layers are: {', '.join(linear) or 'none'}",
         )
     plan: dict[str, ParallelStyle] = {}
     for pattern, style in patterns.items():
@@ -111,6 +114,11 @@ def divide(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]
     for name, style in plan.items():
         _check_even(name, model.get_submodule(name), style, mesh.size())
     parallelize_module(model, mesh, dict(plan))
+
+
+def _example(linear: Sequence[str]) -> str:
+    first, second = (*linear, "blocks.*.up", "blocks.*.down")[:2]
+    return f"plan={{{first!r}: 'colwise', {second!r}: 'rowwise'}}"
 
 
 def _fits(name: str, pattern: str) -> bool:

@@ -63,7 +63,7 @@ def test_a_rank_that_returned_early_is_blamed_within_seconds(kernel, method, wro
     )
     assert reply.error == "WorkerDied", reply.messages
     assert f"rank {wrong} returned early" in reply.traceback
-    assert f"rank {1 - wrong} waited for it at Cell In[" in reply.traceback
+    assert f"rank {1 - wrong} waited for it in barrier at Cell In[" in reply.traceback
 
 
 def test_a_run_that_takes_too_long_says_where_each_rank_was(kernel):

@@ -351,14 +351,23 @@ def test_models_of_different_builds_are_refused_on_every_rank() -> None:
         on_two(builds_other_models)
 
 
-def returns_a_part() -> Any:
-    return prepared()[1]
+def returns(what: str) -> Any:
+    _, model, _ = prepared()
+    return {"model": model, "part of it": model.blocks[0], "tensor": model.enter.weight}[what]
 
 
-def test_a_part_does_not_leave_its_rank() -> None:
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("model", "a sharded model (Net)"),
+        ("part of it", "a sharded model (Block)"),
+        ("tensor", "a sharded tensor (shape (6, 4))"),
+    ],
+)
+def test_a_part_does_not_leave_its_rank(what: str, named: str) -> None:
     with pytest.raises(LaunchError) as error:
-        on_two(returns_a_part)
-    assert "a sharded tensor (shape (6, 4)) was returned from a rank" in error.value.what
+        on_two(returns, what)
+    assert f"{named} was returned from a rank" in error.value.what
     assert "get_state_dict(model), called on all ranks" in error.value.fix
 
 

@@ -87,6 +87,14 @@ def test_an_accelerator_takes_axes_by_argument_and_by_the_environment() -> None:
     assert told[0].startswith("FSDP(") and told[1] == "True"
 
 
+def test_the_class_of_a_wish_is_refused_with_the_call_to_write() -> None:
+    with pytest.raises(ConfigError) as error:
+        Accelerator(cpu=True, strategy=FSDP)  # type: ignore[arg-type]
+    assert error.value.fix == "write strategy=FSDP()"
+    with pytest.raises(ConfigError, match="strategy=FSDP is a class"):
+        notebook_launcher(makes, (), 2, device="cpu", strategy=FSDP)  # type: ignore[arg-type]
+
+
 def test_an_unknown_word_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="strategy='fdsp'"):
         Accelerator(cpu=True, strategy="fdsp")
