@@ -53,11 +53,16 @@ def test_a_page_gets_a_widget_only_where_its_server_has_what_draws():
     assert not place_module._lab_can_draw({"JPY_PARENT_PID": "999999999"})
     has_it = (Path(sys.prefix) / place_module._EXTENSION).exists()
     here = Path(f"/proc/{os.getpid()}/cmdline").exists()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     try:
+        assert child.stdout is not None and child.stdout.readline()  # its command line is there
         assert place_module._lab_can_draw({"JPY_PARENT_PID": str(child.pid)}) == (has_it and here)
     finally:
-        child.communicate(b"")
+        child.communicate(b"\n")
     other = subprocess.Popen(["sleep", "60"])
     try:
         assert not place_module._lab_can_draw({"JPY_PARENT_PID": str(other.pid)})
