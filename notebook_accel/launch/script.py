@@ -22,6 +22,7 @@ from pathlib import Path, PurePath
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
+from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.errors import ConfigError
 from notebook_accel.events.discretion import is_secret
 from notebook_accel.events.records import Record
@@ -37,6 +38,9 @@ _SETTINGS = {
     "mixed_precision": "ACCELERATE_MIXED_PRECISION",
     "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
 }
+_CARRIED = {*_SETTINGS.values(), "ACCELERATE_USE_FSDP"}  # and all variables of these sections:
+_SECTIONS = {"fsdp", "parallelism", "dynamo"}
+_AS_WITHOUT = {"DDP()", "SingleDevice()"}  # wishes that an Accelerator has anyway
 
 
 def export(job: Job | None, record: Record, path: Path) -> Path:
@@ -63,8 +67,9 @@ def export(job: Job | None, record: Record, path: Path) -> Path:
 def text_of(job: Job, record: Record, name: str = "train.py") -> str:
     """Give the text of the script that ``name`` will hold.
 
-    Errors: ConfigError naming each thing that has no source.
+    Errors: ConfigError naming each thing that has no source; for a strategy given as an object.
     """
+    _refuse_wish(record)
     gathered = _Gathered()
     called = gathered.expression(job.function, "the launched function", "main")
     given = [gathered.expression(arg, f"args[{n}]") for n, arg in enumerate(job.args)]
@@ -231,6 +236,21 @@ def _refusal(function: str, refused: Mapping[str, str]) -> ConfigError:
     )
 
 
+def _refuse_wish(record: Record) -> None:
+    """Refuse a strategy that no variable can say: an Accelerator of the script would not know it.
+
+    Errors: ConfigError.
+    """
+    wish, function = str(record.config.get("strategy", "auto")), record.about.function
+    if wish not in _AS_WITHOUT and wish not in SETTINGS["strategy"].choices:
+        raise ConfigError(
+            f"{function} was launched with strategy={wish}, which its script would not have",
+            "the launch told it to the Accelerator; nobody tells it to that of a script",
+            f"write Accelerator(strategy={wish}) in {function}, leave strategy= out of the launch, "
+            "and launch it again",
+        )
+
+
 # ── the text ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -280,10 +300,13 @@ def _head(record: Record, name: str) -> str:
 def _settings(record: Record) -> Iterator[str]:
     """Lines that ask for what the launch asked for, unless the command line asks otherwise."""
     asked = {
-        variable: str(record.config[name])
-        for name, variable in _SETTINGS.items()
-        if name in record.config
+        variable: text
+        for variable, text in record.about.environment.items()
+        if variable in _CARRIED or getattr(by_variable().get(variable), "section", "") in _SECTIONS
     }
+    for name, variable in _SETTINGS.items():
+        if name in record.config:
+            asked[variable] = str(record.config[name])
     if record.about.devices.rpartition(" ")[0].endswith("CPU"):
         asked["ACCELERATE_USE_CPU"] = "true"
     if "seed" in record.config:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from notebook_accel import FSDP, RunConfig, notebook_launcher
 from notebook_accel.errors import ConfigError
 from notebook_accel.events.history import History
 from notebook_accel.events.records import Record
@@ -48,8 +49,11 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
     return run
 
 
-def record(**config: Any) -> Record:
-    about = About("20260101-000000-abc", "main", "1 CPU process", "fork", 1, config=config)
+def record(environment: dict[str, str] | None = None, **config: Any) -> Record:
+    about = About(
+        "20260101-000000-abc", "main", "1 CPU process", "fork", 1,
+        config=config, environment=environment or {},
+    )  # fmt: skip
     return Record(about, Story([RankStory()]), History, list)
 
 
@@ -190,6 +194,52 @@ def test_settings_of_the_launch_hold_in_the_script_unless_the_command_line_says_
     space = cell("import os\ndef main(): print(os.environ['ACCELERATE_MIXED_PRECISION'])\n")
     text = text_of(job(space["main"]), record(mixed_precision="bf16"))
     assert run_script(text, tmp_path) == "bf16\n"
+
+
+def test_the_strategy_that_a_launch_named_by_a_word_is_that_of_the_script(
+    cell: Cell, tmp_path: Path
+) -> None:
+    space = cell(
+        "from notebook_accel.config.resolve import resolve\nimport os\n"
+        "def main():\n    config = resolve({}, os.environ)\n"
+        "    print(config.strategy, config.fsdp_reshard_after_forward)\n"
+    )
+    config = RunConfig(strategy="fsdp", fsdp_reshard_after_forward=False)
+    launched = record({**config.environment(), "OMP_NUM_THREADS": "7"}, strategy="fsdp")
+    text = text_of(job(space["main"]), launched)
+    assert run_script(text, tmp_path) == "fsdp False\n"
+    assert "OMP_NUM_THREADS" not in text, "that is this machine's"
+
+
+def test_the_launch_itself_tells_the_script_its_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTEBOOK_ACCEL_RUNS", "off")
+    config = RunConfig(strategy="fsdp", num_processes=1, device="cpu")
+    run = notebook_launcher(trains_nothing, config=config)
+    script = run.export_script(tmp_path / "word.py").read_text()
+    assert 'os.environ.setdefault("ACCELERATE_USE_FSDP", "true")' in script
+    run = notebook_launcher(
+        trains_nothing, (), 1, device="cpu", strategy=FSDP(reshard_after_forward=False)
+    )
+    with pytest.raises(ConfigError) as caught:
+        run.export_script(tmp_path / "wish.py")
+    assert caught.value.what == (
+        "trains_nothing was launched with strategy=FSDP(reshard_after_forward=False), which its "
+        "script would not have"
+    )
+    assert caught.value.fix.startswith("write Accelerator(strategy=FSDP(reshard_after_forward=Fal")
+    assert not (tmp_path / "wish.py").exists()
+
+
+def trains_nothing() -> None: ...
+
+
+def test_data_parallelism_asked_for_needs_no_word(cell: Cell) -> None:
+    main = cell("def main(): pass\n")["main"]
+    assert "DDP" not in text_of(job(main), record(strategy="DDP()"))
+    with pytest.raises(ConfigError, match=r"launched with strategy=DDP\(bucket_cap_mb=1\)"):
+        text_of(job(main), record(strategy="DDP(bucket_cap_mb=1)"))
 
 
 def test_a_function_without_a_seed_is_exported_with_a_note(
