@@ -116,6 +116,7 @@ class Attempt:
         self._interrupts = interrupts
         self._supervisor: Supervisor | None = None
         self._early: list[str] = []
+        self._asked_first = ""
         self.gives_way = False
         self._classes = {
             name: value
@@ -239,7 +240,9 @@ class Attempt:
                     interrupted += 1
                     self._early.append("stop" if interrupted == 1 else "kill")
                 while self._early:
-                    supervisor.kill() if self._early.pop(0) == "kill" else supervisor.stop()
+                    what = self._early.pop(0)
+                    self._asked_first = self._asked_first or what
+                    supervisor.kill() if what == "kill" else supervisor.stop()
                 supervisor.step()
         finally:
             self._interrupts.on_interrupt.remove(supervisor.wake)
@@ -276,7 +279,8 @@ class Attempt:
         if reason == "interrupt":
             if self.order.on_interrupt == "return":
                 return result
-            raise RunInterrupted(_how_it_stopped(ranks), result)
+            has_models = bool(result.salvaged)
+            raise RunInterrupted(_how_it_stopped(ranks, self._asked_first, has_models), result)
         if reason:
             error = self._error(reason, supervisor)
             if isinstance(error, LaunchError):
@@ -337,14 +341,19 @@ def _salvaged(ranks: list[RankState], values: list[Any]) -> list[Any]:
     return list(values[0]) if first is not None and first.stopped else []
 
 
-def _how_it_stopped(ranks: list[RankState]) -> str:
+def _how_it_stopped(ranks: list[RankState], asked: str, has_models: bool) -> str:
+    """Say where the run ended, by what the person ``asked`` first, and what is left of it."""
     steps = sorted({state.last_step for state in ranks})
     at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     killed = [state.rank for state in ranks if state.we_killed and not state.reported]
-    how = f"; ranks {killed} had to be killed" if killed else ""
+    verb = "killed" if asked == "kill" else "stopped"
+    how = f"; ranks {killed} had to be killed" if killed and verb == "stopped" else ""
+    models = ", and in .salvaged the models of rank 0" if has_models else ""
+    if 0 in killed:
+        models = "; there are no models in .salvaged, for rank 0 was killed"
     return (
-        f"the run was stopped at {at}{how}; this exception's .result (sys.last_value.result in "
-        "the next cell) has the curve, and in .salvaged the models of rank 0"
+        f"the run was {verb} at {at}{how}; this exception's .result (sys.last_value.result in "
+        f"the next cell) has the curve{models}"
     )
 
 
