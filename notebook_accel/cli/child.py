@@ -17,6 +17,7 @@ from typing import Any
 
 from notebook_accel import errors
 from notebook_accel.errors import Explained, LaunchError
+from notebook_accel.launch.scripts.tie import tied
 
 
 def call(name: str, /, **arguments: Any) -> Any:
@@ -27,7 +28,7 @@ def call(name: str, /, **arguments: Any) -> Any:
     with tempfile.TemporaryDirectory(prefix="notebook_accel-") as folder:
         file = os.path.join(folder, "answer.json")
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, name, file, json.dumps(arguments)],
+            tied([sys.executable, "-m", __name__, name, file, json.dumps(arguments)]),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         try:

@@ -15,8 +15,10 @@ from notebook_accel.cli.parsing import count
 from notebook_accel.config import store
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.errors import LaunchError
-from notebook_accel.launch.devices import accelerators
+from notebook_accel.launch.devices import accelerators, usable_cores
 from notebook_accel.launch.doctor import BAD, GOOD, Finding
+from notebook_accel.launch.scripts.tie import tied
+from notebook_accel.launch.trial import too_many
 
 _CHECKS = "notebook_accel.runtime.selfcheck"
 _ROWS = 4  # samples of each rank in a step
@@ -39,6 +41,9 @@ def run(options: argparse.Namespace) -> int:
     path = store.named_or_default(options.config_file)
     config = resolve({}, file=store.read(path) if path is not None else None)
     ranks = options.num_processes or _ranks(config, options.cpu)
+    crowd = too_many(ranks, usable_cores())
+    if crowd is not None:
+        raise crowd
     where = f"settings of {path}" if path is not None else "no configuration file"
     print(f"testing {ranks} process{'es' if ranks > 1 else ''} on this machine ({where})\n")
     words = [*(["--config_file", str(path)] if path else []), *(["--cpu"] if options.cpu else [])]
@@ -96,11 +101,13 @@ def compare(told: dict[str, Any], alone: dict[str, Any]) -> Finding:
 def _launched(ranks: int, batch: int, words: list[str], timeout_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="notebook_accel-") as folder:
         out = Path(folder) / "told.json"
-        line = [
-            *(sys.executable, "-m", "notebook_accel", "launch", *words),
-            *("--num_machines", "1", "--machine_rank", "0", "--num_processes", str(ranks)),
-            *("-m", _CHECKS, "--out", str(out), "--batch", str(batch)),
-        ]
+        line = tied(
+            [
+                *(sys.executable, "-m", "notebook_accel", "launch", *words),
+                *("--num_machines", "1", "--machine_rank", "0", "--num_processes", str(ranks)),
+                *("-m", _CHECKS, "--out", str(out), "--batch", str(batch)),
+            ]
+        )
         process = subprocess.Popen(
             line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )

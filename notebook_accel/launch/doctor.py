@@ -22,7 +22,7 @@ from notebook_accel.config import schema
 from notebook_accel.config.installed import version_of
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.launch import devices, openers, start
-from notebook_accel.launch.trial import Trial, try_ranks
+from notebook_accel.launch.trial import Trial, too_many, try_ranks
 
 GOOD, NOTE, BAD = "ok", "note", "bad"
 _SHM_BYTES = 512 * 2**20
@@ -146,7 +146,8 @@ def kernel(pid: int, files: str = openers.DEVICE_FILES) -> Iterator[Finding]:
             "kernel",
             f"there is no process {pid} here",
             "it ended, runs on another machine, or this is no Linux",
-            "see `jupyter kernel list`, or run notebook_accel.doctor() in a cell",
+            "`ps aux | grep ipykernel` lists the kernels of this machine and their numbers; or run "
+            "notebook_accel.doctor() in the notebook's own cell",
         )
         return
     paths = _devices_of(pid, files)
@@ -321,7 +322,14 @@ def _can_listen(port: int) -> bool:
 def trials(
     num_processes: int, num_devices: int, attempt: Callable[[int, str, str], Trial]
 ) -> Iterator[Finding]:
-    """Start ranks on the CPU (gloo), and on the accelerators if there are any (nccl)."""
+    """Start ranks on the CPU (gloo), and on the accelerators if there are any (nccl).
+
+    More than a machine of these cores can serve are not tried.
+    """
+    crowd = too_many(num_processes, devices.usable_cores())
+    if crowd is not None:
+        yield Finding(BAD, "cores", crowd.what, crowd.why, crowd.fix)
+        return
     yield trial_finding("gloo", attempt(num_processes, "cpu", "auto"))
     if sys.platform == "linux":
         yield trial_finding("forkserver", attempt(num_processes, "cpu", "forkserver"))

@@ -6,12 +6,13 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from notebook_accel.errors import Explained
+from notebook_accel.errors import ConfigError, Explained
 from notebook_accel.launch import devices, start
 from notebook_accel.launch.plan import LaunchPlan, plan
 from notebook_accel.launch.run import Attempt, Interrupts, Order
 
 TIMEOUT_S = 60.0
+_MOST_A_CORE = 4
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,17 @@ def try_ranks(num_ranks: int, device: str = "cpu", start_method: str = "auto") -
     wrong = [rank for rank, value in enumerate(result.values) if value != num_ranks]
     said = f"ranks {wrong} had another sum than {num_ranks}" if wrong else ""
     return Trial(choice.method, placed.device_words, num_ranks, result.duration_s, said)
+
+
+def too_many(num_ranks: int, num_cores: int) -> ConfigError | None:
+    """Give the error for more ranks than these cores can serve: a try could take the machine."""
+    if num_ranks <= _MOST_A_CORE * num_cores:
+        return None
+    return ConfigError(
+        f"{num_ranks} processes on {num_cores} core{'s' if num_cores > 1 else ''} are not tried",
+        "each imports torch, which takes some hundred MiB, and they take turns on the cores",
+        f"try {_MOST_A_CORE * num_cores} or fewer; a launch starts as many as it is told",
+    )
 
 
 def ask_child(num_ranks: int, device: str, start_method: str) -> dict[str, Any]:

@@ -426,6 +426,37 @@ def test_ranks_and_what_they_started_end_with_a_launch_that_is_killed(tmp_path: 
     wait_for(lambda: all_gone(everything), timeout_s=10)
 
 
+ENDED_WHILE_STARTING = """
+import os, signal, sys
+from notebook_accel.cli.main import main
+spawn = os.posix_spawn
+def spawn_and_be_ended(*words, **options):
+    rank = spawn(*words, **options)
+    print(rank, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return rank
+os.posix_spawn = spawn_and_be_ended
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_launch_ended_while_it_starts_ranks_leaves_none(tmp_path: Path) -> None:
+    """The signal comes at the worst moment: a rank is there, and nobody has been told of it."""
+    write(tmp_path, WAIT)
+    words = ("launch", "--cpu", "--num_processes", "2", "script.py")
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_WHILE_STARTING, *words],
+        cwd=tmp_path,
+        env=clean_env(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGTERM
+    (rank,) = map(int, done.stdout.split())
+    wait_for(lambda: all_gone([rank]), timeout_s=20)
+
+
 def test_what_a_script_leaves_running_is_ended_with_it(tmp_path: Path) -> None:
     source = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid)"
     done = failing(tmp_path, source)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from notebook_accel.cli.test import compare, findings
 from tests.cli.typing_in import surroundings, typed
+from tests.support.launches import wait_for
 
 NAMES = ("launch", "collectives", "sharding", "checkpoint", "losses")
 
@@ -48,6 +52,29 @@ def test_ranks_that_cannot_start_are_told_with_their_last_words(tmp_path: Path) 
     assert "bad   launch      the checks on 2 processes ended with exit code" in done.stdout
     assert "nowhere0" in done.stderr
     assert "1 of the checks failed" in done.stdout
+
+
+def test_a_crowd_is_refused_before_anything_starts() -> None:
+    done = typed("test", "--cpu", "--num_processes", "100000")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("ConfigError: 100000 processes on ")
+    assert "a launch starts as many as it is told" in done.stderr
+
+
+def test_everything_ends_with_a_test_that_is_killed(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "notebook_accel", "test", "--cpu", "--num_processes", "2"]
+    running = subprocess.Popen(words, env=surroundings(), stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(psutil.Process(running.pid).children(recursive=True)) >= 4, 60)
+        below = psutil.Process(running.pid).children(recursive=True)
+    finally:
+        running.kill()
+        running.wait()
+    wait_for(lambda: not [one for one in below if lives(one)], timeout_s=30)
+
+
+def lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_a_limit_ends_the_checks(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import notebook_accel
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch import doctor
-from notebook_accel.launch.trial import Trial, try_ranks
+from notebook_accel.launch.trial import Trial, too_many, try_ranks
 
 
 def test_the_doctor_starts_ranks_by_each_method_and_says_how_long_it_took() -> None:
@@ -100,3 +100,20 @@ def test_diagnoses_are_plain_data_too() -> None:
         "num_processes": 3,
         "findings": [{"level": "bad", "topic": "ports", "what": "closed", "why": "a", "fix": "b"}],
     }
+
+
+def test_more_processes_than_the_cores_can_serve_are_not_tried() -> None:
+    def attempt(num_ranks: int, device: str, start_method: str) -> Trial:
+        raise AssertionError("it was tried")
+
+    (found,) = doctor.trials(100_000, 0, attempt)
+    assert (found.level, found.topic) == (doctor.BAD, "cores")
+    assert "100000 processes on" in found.what and "not tried" in found.what
+    assert found.why and "or fewer" in found.fix
+    assert too_many(8, 2) is None and too_many(9, 2) is not None
+
+
+def test_a_process_that_is_not_there_is_sought_where_it_can_be_found() -> None:
+    (found,) = doctor.kernel(99_999_999)
+    assert found.what == "there is no process 99999999 here"
+    assert "ps aux | grep ipykernel" in found.fix and "jupyter kernel" not in found.fix

@@ -14,10 +14,10 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from notebook_accel.events.model import signal_name
 from notebook_accel.launch.scripts.ending import exit_code
+from notebook_accel.launch.scripts.tie import tied
 
 PROG = "notebook-accel launch"
 _BY_AGENT = (signal.SIGTERM, signal.SIGKILL)
@@ -39,8 +39,7 @@ def main(argv: Sequence[str]) -> int:
         logging.getLogger("torch.distributed.elastic").setLevel("ERROR")
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel("CRITICAL")
     cut = list(argv).index("--")
-    tie = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tie.py")), str(os.getpid())]
-    words = [*argv[:cut], "--no-python", *tie, *argv[cut + 1 :]]
+    words = [*argv[:cut], "--no-python", *tied(argv[cut + 1 :])]
     options = torchrun.parse_args(words)  # type: ignore[no-untyped-call]
     try:
         torchrun.run(options)  # type: ignore[no-untyped-call]

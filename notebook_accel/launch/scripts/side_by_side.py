@@ -7,6 +7,7 @@ others get a moment to say the same or a reason of their own, then SIGTERM, then
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -14,7 +15,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -79,8 +80,9 @@ class _Watch:
         self._guard = Guard()
         try:
             for rank, env in enumerate(envs):
-                self._pids.append(self._start(rank, words, env))
-                self._guard.watch(self._pids[-1])
+                with _undisturbed() as mask:
+                    self._pids.append(self._start(rank, words, env, mask))
+                    self._guard.watch(self._pids[-1])
         except BaseException:
             self._signal(signal.SIGKILL)
             self._guard.dismiss()
@@ -100,7 +102,9 @@ class _Watch:
         found = [one.trouble for one in self._all_voices]
         return next((one for one in found if one and one.errno != errno.EPIPE), None)
 
-    def _start(self, rank: int, words: Sequence[str], env: Mapping[str, str]) -> int:
+    def _start(
+        self, rank: int, words: Sequence[str], env: Mapping[str, str], mask: set[int]
+    ) -> int:
         actions: list[Any] = []
         theirs = []
         for target in (1, STDERR):
@@ -120,6 +124,7 @@ class _Watch:
                 dict(env),
                 file_actions=actions,
                 setsid=True,
+                setsigmask=mask,
                 setsigdef=_FOR_NO_PYTHON,
             )
         finally:
@@ -232,6 +237,16 @@ class _Watch:
         """Send a signal to every rank and everything that it started."""
         for pid in self._pids:
             signal_group(pid, number)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[set[int]]:
+    """Let signals wait, and give the mask that was: no rank may live that the guard knows not."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, _ASK_TO_END)
+    try:
+        yield {int(number) for number in former}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 class _Signals:

@@ -3,7 +3,8 @@
     python -I -S tie.py PARENT program [its words]
 
 Torch's agent starts each rank in a session of its own, where nothing ends it when the agent is
-killed: its end is asked of the system here. It also says that a run has been started again.
+killed, and a command that is killed ends none of its children: their end is asked of the system
+here. It also says that a run has been started again.
 """
 
 from __future__ import annotations
@@ -12,8 +13,16 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
+
+
+def tied(words: Sequence[str]) -> list[str]:
+    """Give the command line that runs ``words``, ended together with this process."""
+    if sys.platform == "win32":  # nothing becomes another program there
+        return list(words)
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *words]
 
 
 def main(parent: int, words: list[str]) -> None:
