@@ -133,6 +133,10 @@ class NoSuchRun(Explained, KeyError):
     """A run was asked for that is not on record, or whose record cannot be read."""
 
 
+class NoSuchRank(Explained, IndexError):
+    """A run was asked for what a rank did that it does not have."""
+
+
 class GuardRail(UserWarning):
     """A silent mistake, in all likelihood; see ``without_guards``.
 

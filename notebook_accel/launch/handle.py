@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_accel.errors import LaunchError
+from notebook_accel.errors import Explained, LaunchError, RunInterrupted
 from notebook_accel.events.history import History
 from notebook_accel.events.lines import ipython
 from notebook_accel.events.records import Logs, Record
@@ -23,12 +23,15 @@ from notebook_accel.launch.result import RunResult, export
 if TYPE_CHECKING:
     from notebook_accel.launch.run import Attempt
 
+MAX_LINE = 100
+
 
 class Run:
     """A running launch: look at it, ``wait()`` for its result, ``stop()`` it, or ``kill()`` it.
 
     All of it can be called from any cell while the run goes on and after it has ended. It can be
-    awaited: ``result = await run``.
+    awaited: ``result = await run``. After the end it has what the result has: ``run[rank]``,
+    ``run.salvaged``; ``run.result`` is there also of a run that was stopped or failed.
     """
 
     def __init__(self, go: Callable[[Run], RunResult]) -> None:
@@ -88,6 +91,36 @@ class Run:
 
         return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
 
+    # ── after the end ─────────────────────────────────────────────────────────────────────────
+
+    @property
+    def result(self) -> RunResult:
+        """The result, of a run that was stopped or failed what there was by then.
+
+        Errors: LaunchError while the run goes on; what ``wait()`` raises, if nothing is left.
+        """
+        if not self.done:
+            raise LaunchError(
+                "the run is still going: there is no result yet",
+                "what the function returns, and the models of a stopped run, come at the end",
+                "call run.wait() first; run.history and run.logs are there already",
+            )
+        left = getattr(self._error, "result", None)
+        return left if isinstance(left, RunResult) else self.wait()
+
+    @property
+    def values(self) -> list[Any]:
+        """What the function returned on each rank, in rank order; as ``result``."""
+        return self.result.values
+
+    @property
+    def salvaged(self) -> list[Any]:
+        """Rank 0's models as they were when the run was stopped; as ``result``."""
+        return self.result.salvaged
+
+    def __getitem__(self, rank: int) -> Any:
+        return self.result[rank]
+
     # ── looking at it ─────────────────────────────────────────────────────────────────────────
 
     @property
@@ -145,8 +178,10 @@ class Run:
         return export(self._attempt.order.job, record, path)
 
     def __repr__(self) -> str:
+        if self.done and self._error is not None:
+            return f"Run(done: {_in_short(self._error)})"
         if self.done:
-            return f"Run(done: {self._error or self._result!r})"
+            return f"Run(done: {self._result!r})"
         step = self._attempt.recorder.record.step if self._attempt is not None else 0
         return f"Run(running, step {step})" if step else "Run(running)"
 
@@ -163,6 +198,18 @@ class Run:
             self._error = error
         finally:
             self._done.set()
+
+
+def _in_short(error: BaseException) -> str:
+    """Give an error in one line: what happened, without what to do about it."""
+    if isinstance(error, RunInterrupted):
+        text = str(error).partition(";")[0]
+    elif isinstance(error, Explained):
+        text = f"{type(error).__name__}: {error.what}"
+    else:
+        text = repr(error)
+    line = text.partition("\n")[0]
+    return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"
 
 
 def _cell_adopter() -> Callable[[], None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.events.history import History
-from notebook_accel.events.records import Logs, Record
+from notebook_accel.events.records import Logs, Record, no_such_rank
 
 if TYPE_CHECKING:
     from notebook_accel.launch.start import Job
@@ -40,7 +40,10 @@ class RunResult:
     salvaged: list[Any] = field(default_factory=list)
 
     def __getitem__(self, rank: int) -> Any:
-        return self.values[rank]
+        try:
+            return self.values[rank]
+        except IndexError:
+            raise no_such_rank(rank, len(self.values)) from None
 
     def __len__(self) -> int:
         return len(self.values)

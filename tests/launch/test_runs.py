@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_accel import Run, notebook_launcher, runs
-from notebook_accel.errors import ConfigError, LaunchError, RunInterrupted, RunTimeout
+from notebook_accel import Accelerator, Run, notebook_launcher, runs
+from notebook_accel.errors import ConfigError, LaunchError, NoSuchRank, RunInterrupted, RunTimeout
 from notebook_accel.events import context
 from notebook_accel.events.model import Metrics, Output
+from notebook_accel.events.records import Logs
 from notebook_accel.launch import attempts
 
 
@@ -68,7 +70,65 @@ def test_a_run_in_the_background_is_looked_at_while_it_goes_on_and_stopped() -> 
     kept = runs.last()
     assert (kept.id, kept.ended) == (run.id, "stopped")
     assert kept.history["loss"] == run.history["loss"] == caught.value.result.history["loss"]
-    assert run.record.ended == "stopped" and "Run(done: " in repr(run)
+    assert run.record.ended == "stopped"
+    assert re.fullmatch(r"Run\(done: the run was stopped at step \d+\)", repr(run))
+
+
+def test_a_handle_has_the_values_and_what_was_salvaged_after_the_end() -> None:
+    run = launch(3, 0.3, block=False)
+    with pytest.raises(
+        LaunchError, match="the run is still going: there is no result yet"
+    ) as early:
+        _ = run[0]
+    assert early.value.fix.startswith("call run.wait() first")
+    run.wait(30)
+    assert run[0] == 3 and run.values == [3] and run.result is run.wait() and run.salvaged == []
+    stopped = notebook_launcher(train_a_model, (), 1, device="cpu", block=False)
+    eventually(lambda: stopped.history.get("loss"))
+    stopped.stop()
+    eventually(lambda: stopped.done)
+    assert isinstance(stopped.salvaged[0], torch.nn.Linear) and stopped.values == [None]
+    assert stopped.result.stopped
+    failed = launch(1, 0.0, "too hot", block=False)
+    eventually(lambda: failed.done)
+    with pytest.raises(ValueError, match="too hot"):
+        _ = failed.result
+
+
+def train_a_model() -> None:
+    accelerator = Accelerator()
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    while True:
+        loss = model(torch.ones(1, 1)).sum()
+        accelerator.backward(loss)
+        optimizer.step()
+
+
+def test_a_handle_shows_itself_in_one_short_line() -> None:
+    def ended(error: BaseException) -> Run:
+        run = Run(lambda handle: (_ for _ in ()).throw(error))
+        eventually(lambda: run.done)
+        return run
+
+    assert repr(ended(KeyError("boom"))) == "Run(done: KeyError('boom'))"
+    explained = LaunchError("no machine came", "none was called", "call one")
+    assert repr(ended(explained)) == "Run(done: LaunchError: no machine came)"
+    assert len(repr(ended(ValueError("x" * 500)))) == len("Run(done: )") + 100
+
+
+def test_a_rank_that_a_run_does_not_have_is_refused_by_those_it_has() -> None:
+    result = launch(1, num_processes=2)
+    for ask in (lambda: result[5], lambda: result.logs(7), lambda: result.logs[-3]):
+        with pytest.raises(NoSuchRank, match=r"there is no rank (5|7|-3)") as caught:
+            ask()
+        assert caught.value.why == "the run has ranks 0 to 1"
+        assert isinstance(caught.value, IndexError)
+    assert result[-1] == 1 and result.logs[0:2] == ["hello\n", "hello\n"]
+    with pytest.raises(NoSuchRank, match="only rank 0"):
+        launch(1)[1]
+    with pytest.raises(NoSuchRank, match="no rank of this run has started so far"):
+        Logs([])(0)
 
 
 def test_what_is_asked_before_the_run_has_begun_has_an_answer() -> None:
