@@ -270,6 +270,17 @@ def test_everything_without_a_source_is_named_with_who_uses_it(cell: Cell) -> No
     assert "do:  make them inside main" in text
 
 
+def test_data_made_in_a_cell_is_refused_and_data_made_by_a_function_is_not(cell: Cell) -> None:
+    made = "import torch\nfrom torch.utils.data import TensorDataset\n"
+    space = cell(f"{made}data = TensorDataset(torch.ones(2))\ndef main(): return data\n")
+    assert "data: a TensorDataset made in the notebook, used by main" in refused(space["main"])
+    space = cell(
+        f"{made}def make_data(): return TensorDataset(torch.ones(2))\n"
+        "def main(): return make_data()\n"
+    )
+    assert "def make_data(): return" in text_of(job(space["main"]), record())
+
+
 def test_arguments_without_a_source_are_named(cell: Cell) -> None:
     space = cell("def main(first, data=None): pass\n")
     text = refused(space["main"], object(), data=iter([]))
