@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     else:
         print(table(found, options.mixed_precision, options.optimizer))
-    return 0
+    return 1 if options.input_shape and found["sizes"]["activations"] is None else 0
 
 
 def table(found: dict[str, Any], precision: str, optimizer: str) -> str:
@@ -87,7 +87,7 @@ def table(found: dict[str, Any], precision: str, optimizer: str) -> str:
     lines = [
         f"{sizes['name']}: {count}"
         + ("" if learn == sizes["num_parameters"] else f", {learn:,} learn"),
-        f"largest layer: {sizes['layer_name']}",
+        f"largest layer: '{sizes['layer_name']}', {size(sizes['layer'])}",
         "",
         f"{'weights as':<17}{'largest layer':>14}{'all':>12}{'trained by Adam':>18}",
     ]
@@ -97,18 +97,21 @@ def table(found: dict[str, Any], precision: str, optimizer: str) -> str:
     inputs = f", batch {found['input']}" if found["input"] else ""
     lines += ["", f"training, each process: mixed_precision={precision}, {optimizer}{inputs}"]
     names = ("weights", "gradients", "optimizer", "activations", "other", "total")
-    widths = (10, 11, 11, 13, 10, 10)
+    widths = (10, 11, 11, 12, 9, 12)
     head = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
     for ranks, rows in found["training"].items():
         many = f"{ranks} process{'es' if ranks != '1' else ''}"
         lines += ["", f"{many:<15}{head}"]
         for row in rows:
-            unknown = {"activations": "?"} if sizes["activations"] is None else {}
+            unknown = {}
+            if sizes["activations"] is None:
+                unknown = {"activations": "?", "total": f"{size(row['total'])} + ?"}
             cells = [unknown.get(name, size(row[name])) for name in names]
             cells = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
             lines.append(f"{row['strategy']:<15}{''.join(cells)}")
     if sizes["activations"] is None:
-        lines += ["", textwrap.fill(f"activations are unknown: {sizes['why']}", 80)]
+        said = f"?: activations are unknown, and no total has them: {sizes['why']}"
+        lines += ["", textwrap.fill(said, 80)]
     lines += ["", "other: buckets, gathered layers, half-precision copies. Not counted: what the"]
     lines += ["device's own libraries take (0.5 to 1 GiB on a GPU) and gaps between tensors."]
     here = [one for one in accelerators() if one.total_bytes]

@@ -7,11 +7,13 @@ values, so a forward pass costs neither memory nor time, and tells what it would
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from notebook_accel.errors import ConfigError, MissingPackage
+from notebook_accel.errors import ConfigError, MissingPackage, message_of
+from notebook_accel.events.lines import THE_PERSON, US, owner_of, place_of
 from notebook_accel.strategies.budget import HALF, Sizes, budgets
 
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -91,7 +94,8 @@ def _factory(name: str) -> Callable[[], Any] | None:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
+        with _of_the_person(str(path)):
+            spec.loader.exec_module(module)
         return _attribute(module, attribute if home else "", str(path))
     if home:
         return _attribute(_imported(home), attribute, home)
@@ -110,7 +114,8 @@ def _exists(module: str) -> bool:
 
 def _imported(module: str) -> Any:
     try:
-        return importlib.import_module(module)
+        with _of_the_person(module):
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"there is no module {module}: {error}",
@@ -141,6 +146,8 @@ def _made(factory: Callable[[], Any], name: str) -> tuple[nn.Module, Any, Any]:
         with torch.device("meta"):
             made = factory()
     except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise _raised(name, error) from error  # not by the call: by what it calls
         raise ConfigError(
             f"{name} cannot be called without arguments: {error}",
             "the function that makes the model is called as it is",
@@ -148,8 +155,11 @@ def _made(factory: Callable[[], Any], name: str) -> tuple[nn.Module, Any, Any]:
         ) from error
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error):
-            raise
-        made = factory()  # it looks at values while it builds: then in real memory
+            raise _raised(name, error) from error
+        with _of_the_person(name):
+            made = factory()  # it looks at values while it builds: then in real memory
+    except Exception as error:
+        raise _raised(name, error) from error
     model, inputs = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -158,6 +168,35 @@ def _made(factory: Callable[[], Any], name: str) -> tuple[nn.Module, Any, Any]:
             "return the model, or (model, example input)",
         )
     return model, getattr(model, "config", None), inputs
+
+
+@contextlib.contextmanager
+def _of_the_person(name: str) -> Iterator[None]:
+    """Run code of the person's; what it raises is told by its own line."""
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        raise _raised(name, error) from error
+
+
+def _raised(name: str, error: Exception) -> ConfigError:
+    """Tell what the person's code raised, and in which of its lines; no frame of ours says more."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if owner_of(one.filename) == THE_PERSON]
+    others = [one for one in frames if owner_of(one.filename) != US]
+    last = next(reversed(own or others), None)
+    where = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{place_of(error.filename, error.lineno or 0)}: {(error.text or '').strip()}"
+    elif last is not None:
+        where = f"{place_of(last.filename, last.lineno or 0)}, in {last.name}: {last.line}"
+    return ConfigError(
+        f"{name} raised {type(error).__name__}: {message_of(error)}",
+        where,
+        "mend it; the command only calls it",
+    )
 
 
 def _from_config(name: str, trust: bool) -> tuple[nn.Module, Any]:

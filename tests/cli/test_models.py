@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -41,6 +43,48 @@ def test_estimate_memory_as_json_gives_bytes(tmp_path: Path) -> None:
     (row,) = found["training"]["1"]
     assert (row["weights"], row["optimizer"], row["activations"]) == (1300, 2600, 0)
     assert found["sizes"]["activations"] is None and "--input_shape" in found["sizes"]["why"]
+
+
+def test_a_total_without_activations_says_so_and_a_shape_that_does_not_fit_fails(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    done = typed("estimate-memory", "net.py:make", "--input_shape", "3x224", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    row = next(line for line in lines if line.startswith("one process "))
+    assert row.split("B")[-1].strip() == "+ ?" and " ? " in row
+    said = "?: activations are unknown, and no total has them: its forward pass failed on 1 x 3 x"
+    assert said in " ".join(done.stdout.split())
+    done = typed("estimate-memory", "net.py:make", cwd=tmp_path)
+    assert done.returncode == 0 and "no input was given" in done.stdout
+
+
+def test_the_name_of_the_largest_layer_cannot_be_taken_for_a_size(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    done = typed("estimate-memory", "net.py:make", cwd=tmp_path)
+    assert "\nlargest layer: '0', 880 B\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def make():\n    return nothing\n", "NameError: name 'nothing' is not defined"),
+        ("def make():\n    return len(3)\n", "TypeError: object of type 'int' has no len()"),
+        ("import os\nos.absent()\n", "AttributeError: module 'os' has no attribute 'absent'"),
+        ("import os\ndef make(:\n", "SyntaxError: "),
+    ],
+)
+def test_an_error_of_the_persons_function_is_told_by_its_line(
+    tmp_path: Path, source: str, said: str
+) -> None:
+    (tmp_path / "net.py").write_text(source)
+    done = typed("estimate-memory", "net.py:make", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f" raised {said}" in done.stderr and f"{os.sep}net.py:2" in done.stderr
+    assert source.splitlines()[1].strip() in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 3
 
 
 def test_a_name_that_is_no_model_is_a_message_and_exit_code_2() -> None:
