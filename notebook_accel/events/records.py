@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
-from notebook_accel.errors import NoSuchRank, NoSuchRun
+from notebook_accel.errors import ConfigError, NoSuchRank, NoSuchRun
 from notebook_accel.events import points, shelf
 from notebook_accel.events.discretion import hider
 from notebook_accel.events.history import History
@@ -139,6 +139,18 @@ class Record:
         """Write all of it into one HTML file that needs nothing else, and give its path."""
         written: Path = importlib.import_module(_REPORT).write(self, Path(path))
         return written
+
+    def export_script(self, path: str | Path = "train.py") -> Path:
+        """Refuse: a record has no function; the launch's own result has.
+
+        Errors: ConfigError, always.
+        """
+        raise ConfigError(
+            f"the record {self.id} cannot be exported to {path}",
+            f"it holds what {self.about.function} was asked for and what came of it, not its code",
+            "call export_script on what the launch gave (or sys.last_value.result after an "
+            "interrupt), in the kernel that launched it",
+        )
 
     def __reduce__(self) -> Any:
         return _whole, (self.about, self.story.to_dict(), self.history, list(self.logs), self.path)

@@ -54,13 +54,21 @@ def export(job: Job | None, record: Record, path: Path) -> Path:
             "it was unpickled, or read from disk, and only what ran was kept there",
             "export from the result that the launch itself gave",
         )
-    if path.exists() and MARK not in path.read_text("utf-8", "replace")[:400]:
+    if path.is_file() and MARK not in path.read_text("utf-8", "replace")[:400]:
         raise ConfigError(
             f"{path} exists, and was not exported from a run",
             "a file of yours is not overwritten",
             'pass another path: run.export_script("train_from_notebook.py")',
         )
-    path.write_text(text_of(job, record, path.name), encoding="utf-8")
+    text = text_of(job, record, path.name)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the script cannot be written to {path}",
+            f"the system says: {error.strerror or error}",
+            'pass a file in a folder that is there and yours: run.export_script("train.py")',
+        ) from error
     return path
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from notebook_accel.errors import ConfigError
 from notebook_accel.events.records import LOST, Record
 from notebook_accel.ui import chart, words
 from notebook_accel.ui.curves import Curves
@@ -23,8 +24,19 @@ _TONES = {"finished": "good", "stopped": "calm", "running": "calm"}
 
 
 def write(record: Record, path: Path) -> Path:
-    """Write the report of ``record`` to ``path``, and give that."""
-    path.write_text(page(record), encoding="utf-8")
+    """Write the report of ``record`` to ``path``, and give that.
+
+    Errors: ConfigError where no file can be written.
+    """
+    text = page(record)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the report cannot be written to {path}",
+            f"the system says: {error.strerror or error}",
+            'pass a file in a folder that is there and yours: run.report("report.html")',
+        ) from error
     return path
 
 

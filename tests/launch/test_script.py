@@ -339,6 +339,15 @@ def test_a_file_of_the_persons_is_not_overwritten_one_of_ours_is(
     assert path.read_text() == "precious = 1\n"
 
 
+def test_a_place_that_takes_no_script_is_refused_in_words(cell: Cell, tmp_path: Path) -> None:
+    launched = job(cell("def main(): pass\n")["main"])
+    with pytest.raises(ConfigError, match=r"nope/train\.py") as caught:
+        export(launched, record(), tmp_path / "nope" / "train.py")
+    assert caught.value.why == "the system says: No such file or directory"
+    with pytest.raises(ConfigError, match="the script cannot be written to"):
+        export(launched, record(), tmp_path)
+
+
 def test_a_result_that_lost_its_function_says_so(tmp_path: Path) -> None:
     result = RunResult([], History(), record().logs, 0.0, "", "", record(), None)
     with pytest.raises(ConfigError, match="this result does not know its function any more"):

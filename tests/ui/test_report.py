@@ -8,6 +8,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from notebook_accel.errors import ConfigError
 from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics, Output, Progress, Returned, Started
 from notebook_accel.events.records import LOST, Record, Recorder
@@ -169,3 +172,13 @@ def test_writing_gives_the_path(tmp_path: Path) -> None:
     path = write(a_record(), tmp_path / "report.html")
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert a_record().report(str(path)) == path
+
+
+def test_a_place_that_takes_no_file_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        a_record().report(tmp_path / "nope" / "x.html")
+    assert caught.value.what == f"the report cannot be written to {tmp_path}/nope/x.html"
+    assert caught.value.why == "the system says: No such file or directory"
+    assert "a folder that is there" in caught.value.fix
+    with pytest.raises(ConfigError, match="Is a directory"):
+        a_record().report(tmp_path)
