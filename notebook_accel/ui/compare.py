@@ -18,6 +18,7 @@ from notebook_accel.ui.place import place
 WIDTH_PX, HEIGHT_PX = 720, 320
 MAX_LINES = 8
 MAX_LABEL = 24
+MAX_NAMED = 4
 _OF_ITSELF = ("num_threads", "start_method")  # follows from the rest: no room in a picture
 
 
@@ -56,11 +57,19 @@ class Comparison:
         lines = [
             (self._label(run), Curves(run.history)[self.series]) for run in self._with[:MAX_LINES]
         ]
-        hidden = len(self._with) - len(lines)
-        title = f"{self.series} of {_many(self._with)}" + (
-            f", the first {MAX_LINES} shown" if hidden else ""
-        )
-        return _draw(title, lines, scale)
+        return _draw(self.title, lines, scale)
+
+    @property
+    def title(self) -> str:
+        """What stands above the picture: how many runs are in it, and which are not."""
+        text = f"{self.series} of {_many(self._with)}"
+        if len(self._with) > MAX_LINES:
+            text += f", the first {MAX_LINES} shown"
+        without = [run.id.rpartition("-")[2] for run in self.runs if run not in self._with]
+        if without:
+            names = ", ".join(without) if len(without) <= MAX_NAMED else _many(without)
+            text += f"; no {self.series} in {names}"
+        return text
 
     def _fact(self, run: Record) -> str:
         if self.series not in run.history:
@@ -90,7 +99,7 @@ class Comparison:
         return f"{run.id.rpartition('-')[2]}  {newest}\n{asked}".rstrip()
 
 
-def _many(runs: Sequence[Record]) -> str:
+def _many(runs: Sequence[Any]) -> str:
     return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
 
 

@@ -24,6 +24,7 @@ MARKS = {"finished": "✓", "stopped": "■", "failed": "✗", "running": "▶",
 MAX_NAME = 28
 _COLUMNS = ("run", "started", "what", "how it ended", "steps", "loss", "took", "notebook")
 _RIGHT = {"steps", "took"}
+_WRAPPED = {"what", "how it ended", "notebook"}
 
 
 class RunList(Sequence[Record]):
@@ -70,8 +71,9 @@ class RunList(Sequence[Record]):
             for run in self._runs
         )
         return (
+            '<div style="max-width:100%;overflow-x:auto">'
             '<table style="font-variant-numeric:tabular-nums;border-collapse:collapse">'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         )
 
 
@@ -120,13 +122,19 @@ def compare(*runs: Any, series: str = "loss") -> Comparison:
 
     ``runs`` are names or parts of them, records, results, or a list of these.
 
-    Errors: NoSuchRun; NoSuchSeries where none of them reported ``series``.
+    Errors: NoSuchRun, also without any; NoSuchSeries where none of them reported ``series``.
     """
     flat = [
         one
         for run in runs
         for one in (run if isinstance(run, (builtins.list, tuple, RunList)) else [run])
     ]
+    if not flat:
+        raise NoSuchRun(
+            "there are no runs to compare: compare() was given none",
+            "it draws the runs that are named to it, and does not choose any itself",
+            'write runs.compare(*runs.list(2)), or parts of names: runs.compare("k3f", "p0q")',
+        )
     return Comparison([get(one) for one in flat], series)
 
 
@@ -176,7 +184,8 @@ def _day(started: float) -> str:
 
 def _style(name: str) -> str:
     side = "right" if name in _RIGHT else "left"
-    return f"text-align:{side};padding:3px 14px 3px 0;white-space:nowrap"
+    wrap = "normal" if name in _WRAPPED else "nowrap"  # gives way where the page is narrow
+    return f"text-align:{side};padding:3px 14px 3px 0;white-space:{wrap}"
 
 
 def _where() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from notebook_accel import runs
-from notebook_accel.errors import NoSuchRun, NoSuchSeries, RunInterrupted
+from notebook_accel.errors import ConfigError, NoSuchRun, NoSuchSeries, RunInterrupted
 from notebook_accel.events import shelf
 from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics
@@ -66,6 +66,15 @@ def test_the_table_of_a_notebook_escapes_what_people_named_things() -> None:
     table = runs.list()._repr_html_()
     assert "<script>" not in table and "&lt;script&gt;" in table
     assert re.findall(r"<th[ >]", table).__len__() == 8
+
+
+def test_a_table_wider_than_its_cell_wraps_its_words_and_scrolls() -> None:
+    recorded("20260101-100000-aaa", 3.0)
+    table = runs.list()._repr_html_()
+    assert table.startswith('<div style="max-width:100%;overflow-x:auto"><table ')
+    assert table.endswith("</table></div>")
+    wrapped = re.findall(r'<th style="[^"]*white-space:normal">([^<]*)', table)
+    assert wrapped == ["what", "how it ended", "notebook"]
 
 
 def test_an_empty_shelf_says_where_it_looked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +148,32 @@ def test_a_run_without_the_curve_is_named_and_not_drawn() -> None:
     assert "bbb  finished · no loss" in repr(runs.compare("aaa", "bbb"))
     with pytest.raises(NoSuchSeries, match="none of these 2 runs has a series 'accuracy'"):
         runs.compare("aaa", "bbb", series="accuracy")
+
+
+def test_the_picture_says_which_runs_are_not_in_it() -> None:
+    recorded("20260101-100000-aaa", 1.0)
+    recorded("20260102-100000-bbb", 1.0, series="reward")
+    assert runs.compare("aaa").title == "loss of 1 run"
+    assert runs.compare("aaa", "bbb").title == "loss of 1 run; no loss in bbb"
+    for number in range(4):
+        recorded(f"20260103-100000-r{number}", 1.0, series="reward")
+    assert runs.compare(runs.list()).title == "loss of 1 run; no loss in 5 runs"
+    assert runs.compare(runs.list()).png().startswith(b"\x89PNG")
+
+
+def test_comparing_nothing_says_what_to_write() -> None:
+    for nothing in ((), (runs.list(),)):
+        with pytest.raises(NoSuchRun, match="there are no runs to compare") as caught:
+            runs.compare(*nothing)
+        assert caught.value.fix.startswith("write runs.compare(*runs.list(2))")
+
+
+def test_a_record_cannot_be_exported_and_says_what_can() -> None:
+    recorded("20260101-100000-aaa", 1.0)
+    with pytest.raises(ConfigError, match="the record 20260101-100000-aaa cannot be exp") as caught:
+        runs.last().export_script("train.py")
+    assert "not its code" in caught.value.why
+    assert caught.value.fix.startswith("call export_script on what the launch gave")
 
 
 def test_more_runs_than_a_picture_holds_and_values_that_are_not_finite_are_drawn() -> None:
