@@ -60,9 +60,10 @@ def launch(kernel: Kernel, call: str) -> tuple[str, str, str, Reply]:
         if message["msg_type"] in ("stream", "display_data"):
             seen.messages.append((message["msg_type"], content))
         address = address or re.search(r"notebook-accel join (\S+)", content.get("text", ""))
-        if message["msg_type"] == "comm_open":
-            value = str(content["data"].get("state", {}).get("value"))
-            token = token or re.search(r"token: ([A-Z2-7-]+)", value)
+        data = content.get("data", {})
+        if message["msg_type"] in ("comm_open", "display_data"):
+            shown = str(data.get("text/plain") or data.get("state", {}).get("value"))
+            token = token or re.search(r"token: ([A-Z2-7-]+)", shown)
     return cell, address.group(1), token.group(1), seen
 
 
@@ -72,18 +73,37 @@ def saved(*replies: Reply) -> str:
     return str([message for reply in replies for message in reply.messages if message[0] in kept])
 
 
-def test_the_token_is_shown_and_not_saved_and_results_come_home(kernel: Kernel) -> None:
+def test_a_client_without_widgets_is_shown_the_token_until_it_has_served(kernel: Kernel) -> None:
     cell, address, token, before = launch(kernel, "5")
+    assert before.displays == [{"text/plain": f"token: {token}"}]
+    with Joiner(address, token) as joiner:
+        reply = kernel.finish(cell, timeout_s=90)
+        assert not reply.error, reply.traceback
+        assert joiner.end()[0] == 0
+    words = "(The token stood here while the run waited for the other machines.)"
+    replaced = [c for kind, c in reply.messages if kind == "update_display_data"][0]
+    assert replaced["data"] == {"text/plain": words}
+    (first,) = [c for kind, c in before.messages if kind == "display_data"]
+    assert replaced["transient"] == first["transient"], "it replaces what was shown"
+    assert token not in saved(reply)
+
+
+def test_a_page_with_widgets_shows_the_token_and_saves_none(kernel: Kernel) -> None:
+    kernel.run("os.environ['NOTEBOOK_ACCEL_UI'] = 'canvas'")
+    try:
+        cell, address, token, before = launch(kernel, "5")
+    finally:
+        kernel.start("del os.environ['NOTEBOOK_ACCEL_UI']")
     with Joiner(address, token) as joiner:
         reply = kernel.finish(cell, timeout_s=90)
         assert not reply.error, reply.traceback
         assert joiner.end()[0] == 0
     assert token not in saved(before, reply)
-    words = "The token stood here while the run waited"
-    shown = [*before.displays, *reply.displays]
-    first, last = [data for data in shown if words in str(data.get("text/plain"))]
+    first = (before.displays + reply.displays)[0]
     assert "application/vnd.jupyter.widget-view+json" in first
-    assert list(last) == ["text/plain"]
+    assert "The token stands here while the run waits" in first["text/plain"]
+    last = {"text/plain": "(The token stood here while the run waited for the other machines.)"}
+    assert last in reply.displays
     said = kernel.run(
         "print([type(a) is Answer and a.rank for a in run], len(run.history['loss']))"
     )
