@@ -112,6 +112,13 @@ class Stuck:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """Another machine of the run is gone. Made by the kernel."""
+
+    machine: str
+
+
+@dataclass(frozen=True)
 class Frame:
     """One line of a worker's traceback, newest last."""
 
@@ -193,5 +200,6 @@ Event = (
     | Landmark
     | Failed
     | Stuck
+    | Lost
     | Exited
 )

@@ -294,21 +294,24 @@ class Company:
         stopped = (one for one in self.members if self.part(one, attempt).over == "stopped")
         return next(stopped, None)
 
+    def lost(self) -> Companion | None:
+        """Give the first machine that was lost."""
+        return next((one for one in self.members if one.lost), None)
+
     def gone(self) -> WorkerDied | None:
         """Make the error of a machine that was lost, if one was."""
-        for one in self.members:
-            if one.lost:
-                ranks = [state for part in one.parts.values() for state in part.ranks]
-                first = ranks[-one.num_local].rank if ranks else -1
-                step = max((state.last_step for state in ranks), default=0)
-                return WorkerDied(
-                    f"{one} was lost, "
-                    + (f"after step {step}" if step else "before its first step"),
-                    f"{one.lost}: the joined command or its machine ended, or the network did",
-                    "look there; run the cell again, and the join line with a new token",
-                    rank=first,
-                )
-        return None
+        one = self.lost()
+        if one is None:
+            return None
+        ranks = [state for part in one.parts.values() for state in part.ranks]
+        first = ranks[-one.num_local].rank if ranks else -1
+        step = max((state.last_step for state in ranks), default=0)
+        return WorkerDied(
+            f"{one} was lost, " + (f"after step {step}" if step else "before its first step"),
+            f"{one.lost}: the joined command or its machine ended, or the network did",
+            "look there; run the cell again, and the join line with a new token",
+            rank=first,
+        )
 
     def close(self) -> None:
         """Say to all that the run is over."""

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from notebook_accel.errors import ConfigError
+from notebook_accel.events.model import Lost
 from notebook_accel.events.sinks import Sink
 from notebook_accel.launch import addresses, elastic, machines, start
 from notebook_accel.launch.attempts import equip
@@ -174,6 +175,7 @@ class Lead(Attempt):
         self._told: list[str] = []
         self._give_up_at = float("inf")
         self._num_troubles = 0
+        self._told_lost = False
         self.add_sinks([_Ear(self.hear)])
 
     def hear(self) -> None:
@@ -182,8 +184,12 @@ class Lead(Attempt):
         assert supervisor is not None
         self._company.hear(self._number, supervisor.emit)
         self._count_troubles(supervisor)
+        lost = self._company.lost()
+        if lost is not None and not self._told_lost:
+            self._told_lost = True
+            supervisor.emit(Lost(str(lost)))
         ending = supervisor.ending
-        trouble = self._company.gone() is not None or any(
+        trouble = lost is not None or any(
             part.over == "failed" for part in self._company.parts(self._number)
         )
         if ending is None and (trouble or self._num_troubles):

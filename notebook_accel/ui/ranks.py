@@ -10,6 +10,7 @@ from notebook_accel.events.controls import Controls
 from notebook_accel.events.model import (
     Exited,
     Failed,
+    Lost,
     Progress,
     Returned,
     Started,
@@ -71,6 +72,8 @@ class Ranks:
             self.ending[event.rank] = "stopped" if event.stopped else ""
         elif isinstance(event, Stuck):
             self.ending.setdefault(-1, "the ranks waited for each other")
+        elif isinstance(event, Lost):
+            self.ending.setdefault(-1, f"{event.machine} was lost")
         elif isinstance(event, Failed):
             raised = f"raised {event.type_name}"
             if event.type_name == "KeyboardInterrupt":
@@ -84,7 +87,7 @@ class Ranks:
             self._note_exit(event)
 
     def _note_exit(self, event: Exited) -> None:
-        if event.code != 0:
+        if event.code != 0 and event.rank not in self._over:  # else it has said why itself
             self._end(event.rank, "stopped" if event.by_us else _how_it_left(event.code))
             left = "stopped" if event.by_us else f"rank {event.rank} {_how_it_left(event.code)}"
             self.ending.setdefault(event.rank, left)

@@ -160,6 +160,8 @@ def test_a_lost_machine_ends_the_run_and_is_named() -> None:
         joiner.end()
     assert "the joined command or its machine ended" in caught.value.why
     assert caught.value.rank == 2
+    closing = [line for line in waiting.said.getvalue().splitlines() if " steps in " in line]
+    assert len(closing) == 1 and ": machine 1 (" in closing[0] and ") was lost · " in closing[0]
     assert len(caught.value.result.history["loss"]) > 0
     assert wait_gone(family) == set()
 

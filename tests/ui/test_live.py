@@ -11,6 +11,7 @@ from notebook_accel.events.history import History
 from notebook_accel.events.model import (
     Exited,
     Failed,
+    Lost,
     Metrics,
     Output,
     Progress,
@@ -109,6 +110,14 @@ def test_the_blame_is_not_on_a_rank_that_only_lost_its_peer(capsys):
     feed.send(Failed(1, "ValueError", "x", [], ""))
     feed.close()
     assert "rank 1 raised ValueError" in capsys.readouterr().err
+
+
+def test_a_lost_machine_is_why_a_run_ended_and_not_a_rank_that_lost_its_peer(capsys):
+    feed = Feed()
+    feed.send(*steps(1), Failed(1, "RuntimeError", "connection closed", [], "", is_comm=True))
+    feed.send(Exited(1, 1), Lost("machine 1 (atlas, 10.0.0.2)"), Exited(0, -15, by_us=True))
+    feed.close()
+    assert "main: machine 1 (atlas, 10.0.0.2) was lost · 1 step in" in capsys.readouterr().err
 
 
 def test_off_means_off(monkeypatch, capsys):
