@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from notebook_accel.errors import LaunchError
 
@@ -66,7 +67,7 @@ class Timing:
     failure: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timings:
     """What was measured: products of two ``size`` x ``size`` matrices on ``device``."""
 
@@ -77,6 +78,34 @@ class Timings:
     def of(self, precision: str) -> Timing | None:
         """Give the row of one precision."""
         return next((row for row in self.rows if row.precision == precision), None)
+
+    def table(self) -> list[list[str]]:
+        """Give the rows as cells of text: a header, then the rows."""
+        failed = [[f"{row.precision} failed", row.failure] for row in self.rows if row.failure]
+        timed = [row for row in self.rows if not row.failure]
+        return [
+            ["a matrix product", *(row.precision for row in timed)],
+            ["takes", *(_brief(row.seconds) for row in timed)],
+            ["speed (float32 is 1)", *(f"{row.speed:.2g}" for row in timed)],
+            *failed,
+        ]
+
+    @property
+    def about(self) -> str:
+        """What was multiplied, and where."""
+        where = "one CPU thread" if self.device == "cpu" else self.device
+        return f"measured with {self.size} x {self.size} matrices on {where}"
+
+    def __repr__(self) -> str:
+        header, *lines = self.table()
+        widths = [max(map(len, column)) for column in zip_longest(header, *lines, fillvalue="")]
+        rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (header, *lines)]
+        return "\n".join([*rows, self.about])
+
+
+def _brief(seconds: float) -> str:
+    """Write a time that may be far below a second: "0.52 ms"."""
+    return f"{1000 * seconds:.2g} ms" if seconds < 0.0995 else f"{seconds:.1f} s"
 
 
 def time_precisions(device: str, precisions: Sequence[str]) -> Timings:

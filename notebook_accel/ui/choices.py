@@ -129,10 +129,9 @@ def standings(choice: Choice, machine: Machine) -> list[Standing]:
     return [standing(name, used, machine) for name in ("no", "bf16", "fp16", "fp8")]
 
 
-def most_processes(choice: Choice, machine: Machine) -> int:
-    """Give the largest number of ranks that a control should offer."""
-    used = devices_of(choice.device, machine)
-    return len(used) or max(8, 2 * machine.num_cores, choice.num_processes)
+def most_processes(choice: Choice, machine: Machine) -> int | None:
+    """Give the largest number of ranks, one an accelerator; None on the CPU, which takes any."""
+    return len(devices_of(choice.device, machine)) or None
 
 
 def offered(name: str) -> tuple[Any, ...]:

@@ -32,7 +32,8 @@ LABELS = {
 }
 AUTO_STRATEGY = ("strategy", "auto")  # what happens without a word
 # What ``notebook_launcher`` takes as arguments of its own; the rest travels in a RunConfig.
-LAUNCHER_TAKES = {"device", "num_processes", "mixed_precision"}
+LAUNCHER_TAKES = {"device", "num_processes", "mixed_precision", "strategy"}
+ALWAYS_SHOWN = {"device", "num_processes", "mixed_precision"}  # in the line, defaults too
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class State:
         return choices.standings(self.choice, self.machine)
 
     @property
-    def most_processes(self) -> int:
-        """The largest number of ranks to offer."""
+    def most_processes(self) -> int | None:
+        """The largest number of ranks; None where any will do."""
         return choices.most_processes(self.choice, self.machine)
 
     @property
@@ -142,7 +143,7 @@ class State:
         shown = {
             name: value
             for name, value in self.values.items()
-            if name in LAUNCHER_TAKES or value != SETTINGS[name].default
+            if name in ALWAYS_SHOWN or value != SETTINGS[name].default
         }
         words = ", ".join(f"{name}={literal(value)}" for name, value in shown.items())
         if shown.keys() <= LAUNCHER_TAKES:

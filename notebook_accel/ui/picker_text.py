@@ -10,7 +10,6 @@ from notebook_accel.launch.timing import Timings
 from notebook_accel.ui.choices import offered
 from notebook_accel.ui.model_size import Footprint
 from notebook_accel.ui.picker_state import State, literal
-from notebook_accel.ui.words import duration
 from notebook_accel.ui.words import size as size_words
 
 
@@ -46,6 +45,12 @@ def standing_words(one: Standing) -> str:
     return "float32 throughout" if one.precision == "no" else f"{one.mark} ({one.why})"
 
 
+def processes_range(state: State) -> str:
+    """Say how many ranks there can be: "1 to 2"."""
+    most = state.most_processes
+    return "1 or more" if most is None else f"1 to {most}" if most > 1 else "1"
+
+
 def by_precision(state: State) -> list[list[str]]:
     """What a rank holds and what was measured, as rows of cells: a header, then the rows."""
     rows = [["a rank holds", *(one.precision for one in state.outlook.memory)]]
@@ -58,29 +63,12 @@ def by_precision(state: State) -> list[list[str]]:
 
 def timing_rows(timings: Timings | None) -> list[list[str]]:
     """What was measured, as rows of cells: a header, then the rows; none if nothing was."""
-    if timings is None:
-        return []
-    failed = [[f"{row.precision} failed", row.failure] for row in timings.rows if row.failure]
-    timed = [row for row in timings.rows if not row.failure]
-    return [
-        ["a matrix product", *(row.precision for row in timed)],
-        ["takes", *(small_duration(row.seconds) for row in timed)],
-        ["speed (float32 is 1)", *(f"{row.speed:.2g}" for row in timed)],
-        *failed,
-    ]
+    return [] if timings is None else timings.table()
 
 
 def measured_on(timings: Timings | None) -> str:
     """What was multiplied, and where; empty if nothing was measured."""
-    if timings is None:
-        return ""
-    where = "one CPU thread" if timings.device == "cpu" else timings.device
-    return f"measured with {timings.size} x {timings.size} matrices on {where}"
-
-
-def small_duration(seconds: float) -> str:
-    """Write a time that may be far below a second: "0.52 ms"."""
-    return f"{1000 * seconds:.2g} ms" if seconds < 0.01 else duration(seconds)
+    return "" if timings is None else timings.about
 
 
 _PARTS: dict[str, Callable[[Footprint], int]] = {
@@ -126,7 +114,7 @@ def _possible(state: State, name: str) -> str:
     if name == "mixed_precision":
         return ", ".join(f"{literal(one.precision)} {one.mark}" for one in state.standings)
     if name == "num_processes":
-        return f"1 to {state.most_processes}" if state.most_processes > 1 else "1"
+        return processes_range(state)
     choices = offered(name)
     return ", ".join(map(literal, choices)) if choices else "1 or more"
 

@@ -13,7 +13,7 @@ import ipywidgets as widgets
 
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.errors import Explained
-from notebook_accel.ui import picker_html
+from notebook_accel.ui import picker_html, picker_text
 from notebook_accel.ui.choices import devices_of, offered
 from notebook_accel.ui.picker_state import LABELS, State
 
@@ -98,13 +98,15 @@ class _Numbers:
             layout=widgets.Layout(width="13em"),
         )  # fmt: skip
         self._field.observe(lambda change: skin.picked(**{name: change["new"]}), "value")
-        self.parts = [_explained(self._field, name)]
+        self._range = _html(margin="0 0 0 8px")
+        self.parts = [widgets.HBox([_explained(self._field, name), self._range])]
 
     def show(self, state: State) -> None:
-        most = state.most_processes if self._name == "num_processes" else _MOST
-        value = state.values[self._name]
-        self._field.max = max(most, value)
-        self._field.value = value
+        counts_ranks = self._name == "num_processes"
+        most = state.most_processes if counts_ranks else None
+        self._field.max = _MOST if most is None else most
+        self._field.value = state.values[self._name]
+        self._range.value = picker_text.processes_range(state) if counts_ranks else ""
 
 
 class _Radio:

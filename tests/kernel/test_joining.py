@@ -81,7 +81,7 @@ def test_a_client_without_widgets_is_shown_the_token_until_it_has_served(kernel:
         assert not reply.error, reply.traceback
         assert joiner.end()[0] == 0
     words = "(The token stood here while the run waited for the other machines.)"
-    replaced = [c for kind, c in reply.messages if kind == "update_display_data"][0]
+    replaced = next(c for kind, c in reply.messages if kind == "update_display_data")
     assert replaced["data"] == {"text/plain": words}
     (first,) = [c for kind, c in before.messages if kind == "display_data"]
     assert replaced["transient"] == first["transient"], "it replaces what was shown"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notebook_accel.errors import LaunchError
-from notebook_accel.launch.timing import time_precisions
+from notebook_accel.launch.timing import Timing, Timings, time_precisions
 
 
 def test_each_precision_is_measured_against_float32() -> None:
@@ -17,6 +17,24 @@ def test_each_precision_is_measured_against_float32() -> None:
     assert half.speed == pytest.approx(full.seconds / half.seconds)
     assert timings.of("bf16") == half
     assert timings.of("fp16") is None
+
+
+def test_timings_print_as_a_table() -> None:
+    rows = (Timing("no", 0.0024, 1.0), Timing("bf16", 0.0008, 3.0), Timing("fp16", 0, 0, "none"))
+    assert repr(Timings("cpu", 512, rows)).splitlines() == [
+        "a matrix product      no      bf16",
+        "takes                 2.4 ms  0.8 ms",
+        "speed (float32 is 1)  1       3",
+        "fp16 failed           none",
+        "measured with 512 x 512 matrices on one CPU thread",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.00052, "0.52 ms"), (0.099, "99 ms"), (0.0997, "0.1 s"), (2.0, "2.0 s")]
+)
+def test_a_time_is_written_in_its_unit(seconds: float, said: str) -> None:
+    assert Timings("cuda:0", 8, (Timing("no", seconds, 1.0),)).table()[1] == ["takes", said]
 
 
 def test_a_device_that_is_not_there_is_an_error_with_the_childs_words() -> None:

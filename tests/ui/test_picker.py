@@ -86,7 +86,10 @@ def test_the_line_reproduces_the_choice() -> None:
     config = eval(picker.code.split("config=")[1][:-1], {"RunConfig": RunConfig})
     assert config == picker.run_config
     picker.choose(strategy="fsdp", gradient_accumulation_steps=None)
-    assert picker.code.endswith('mixed_precision="fp16", strategy="fsdp"))')
+    assert picker.code == (
+        "notebook_launcher(main, device=0, num_processes=1, "
+        'mixed_precision="fp16", strategy="fsdp")'
+    )
     assert picker.run_config["strategy"] == picker.accelerator_kwargs["strategy"] == "fsdp"
 
 
@@ -208,6 +211,12 @@ def test_it_prints_itself_as_text() -> None:
         assert line in lines, line
     assert all(len(line) < 120 for line in lines)
     assert picker._repr_mimebundle_() == {"text/plain": repr(picker)}
+
+
+def test_a_cpu_takes_any_number_of_processes_and_says_so() -> None:
+    picker = LaunchPicker(machine=hardware.PLAIN_CPU).choose(num_processes=40)
+    assert picker.values["num_processes"] == 40
+    assert "  choose(num_processes=...)                1 or more" in repr(picker).splitlines()
 
 
 def test_text_names_each_gpu_and_lists_of_them() -> None:

@@ -141,6 +141,15 @@ def test_a_person_is_never_shown_an_impossible_number() -> None:
     assert picker.values["num_processes"] == 1
 
 
+def test_the_range_of_processes_is_said_and_is_that_of_choose() -> None:
+    picker = LaunchPicker(machine=hardware.KAGGLE)
+    assert "1 to 2" in shown(picker).splitlines()
+    picker.choose(device="cpu")
+    assert "1 or more" in shown(picker).splitlines()
+    control(picker, "Processes").value = 40
+    assert picker.values["num_processes"] == 40
+
+
 def test_what_goes_wrong_under_a_button_is_said_in_place() -> None:
     picker = LaunchPicker(machine=hardware.KAGGLE)  # there is no such GPU to measure
     control(picker, "Time").click()
