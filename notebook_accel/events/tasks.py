@@ -113,7 +113,7 @@ class _ToKernel(Teller):
 
 
 class _Bar(Teller):
-    """A bar of tqdm on stderr, made when the task has taken a second."""
+    """A bar of tqdm on stderr, made when the task has taken a second and gone when it is over."""
 
     def __init__(self, name: str, total: float, unit: str) -> None:
         self._began = time.monotonic()
@@ -131,6 +131,7 @@ class _Bar(Teller):
                 total=self._total,
                 unit="B" if in_bytes else f" {self._unit}".rstrip() or "it",
                 unit_scale=in_bytes,
+                leave=False,
                 mininterval=0.25 if sys.stderr.isatty() else 5.0,
             )
         self._bar.update(done - self._done)

@@ -97,6 +97,7 @@ def snapshot(panel: Panel) -> tuple[dict[str, Any], bytes]:
         "over": panel.over,
         "where": panel.line,
         "fraction": None if panel.over else panel.fraction,
+        "epoch": panel.epoch,
         "meters": [] if panel.over else _meters(panel),
         "alarms": list(panel.alarms.texts),
         "tasks": panel.tasks(),

@@ -18,7 +18,7 @@ def running(panel: Panel) -> str:
     """Where the run is: bar, line, what to look at, one line for each rank."""
     rows = [row.text() for row in panel.ranks.rows()]
     parts = [
-        f"<div>{_bar(panel.fraction)}{_text(panel.line)}</div>",
+        f"<div>{_bar(panel)}{_text(panel.line)}</div>",
         *_alarms(panel),
         *(f'<div style="{_FAINT}">… {_text(task)}</div>' for task in panel.tasks()),
         _rows(rows),
@@ -56,12 +56,13 @@ def _card(parts: list[str]) -> str:
     return f'<div style="{style}">{"".join(parts)}</div>'
 
 
-def _bar(fraction: float | None) -> str:
+def _bar(panel: Panel) -> str:
+    fraction = panel.fraction
     if fraction is None:
         return ""
     shape = "height:6px;border-radius:3px"
     return (
-        f'<span role="img" aria-label="{fraction:.0%} of this epoch" '
+        f'<span role="img" aria-label="{fraction:.0%} of {panel.epoch}" '
         f'style="display:inline-block;width:140px;{shape};margin-right:10px;'
         'vertical-align:middle;background:rgba(127,127,127,.3)">'
         f'<span style="display:block;width:{100 * fraction:.0f}%;{shape};'

@@ -91,6 +91,12 @@ class Panel:
         return min(1.0, newest.batch / newest.num_batches)
 
     @property
+    def epoch(self) -> str:
+        """Of which pass ``fraction`` is a part."""
+        newest = self.rates.newest
+        return "" if newest is None else f"epoch {newest.epoch}"
+
+    @property
     def hint(self) -> str:
         """How the run can be stopped; "" when it cannot, or need not."""
         if self.controls is None or self.over:

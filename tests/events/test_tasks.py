@@ -112,6 +112,14 @@ def test_a_script_shows_a_bar_where_the_length_is_known(
     assert "saving checkpoint:  75%" in err and "3.00M/4.00M" in err
 
 
+def test_a_bar_is_gone_when_its_task_is_over(soon: None, capfd: pytest.CaptureFixture[str]) -> None:
+    with tasks.counting("importing", 4, "modules") as imported:
+        imported(1)
+    err = capfd.readouterr().err
+    assert "importing:  25%" in err
+    assert err.endswith(" \r") and "\n" not in err
+
+
 def test_a_bar_starts_no_thread_for_workers_are_forked_beside_it(soon: None) -> None:
     before = set(threading.enumerate())
     with tasks.counting("importing", 3, "modules") as imported:

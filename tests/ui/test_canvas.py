@@ -48,7 +48,7 @@ def test_a_short_run_arrives_as_it_is():
     assert steps.tolist() == [1, 2, 3]
     assert means.tolist() == pytest.approx([1, 1 / 2, 1 / 3])
     assert marks[0].tolist() == [3] and marks[2].tolist() == [1]
-    assert state["fraction"] == 1.0
+    assert (state["epoch"], state["fraction"]) == ("epoch 0", 1.0)
     assert state["title"] == "run" and state["alarms"] == []
     json.dumps(state, allow_nan=False)
 

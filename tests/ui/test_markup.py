@@ -18,7 +18,7 @@ def panel_of(num_ranks, *points, name="loss"):
 def test_a_running_panel_says_in_html_and_text_where_it_is():
     panel = panel_of(2, ("loss", 1, 2.0), ("loss", 2, float("nan")))
     page, text = markup.running(panel), markup.as_text(panel)
-    assert 'aria-label="25% of this epoch"' in page and "width:25%" in page
+    assert 'aria-label="25% of epoch 0"' in page and "width:25%" in page
     for words_ in ("epoch 0", "batch 1/4", "loss is nan since step 2", "rank 1: training"):
         assert words_ in page and words_ in text
 

@@ -51,7 +51,10 @@ class Panel {
     this.kill.addEventListener("click", () => this.ask("kill"));
     const head = part("head");
     head.append(this.title, this.state, make("span", { class: "nba-gap" }), this.hint, this.stop, this.kill);
-    this.bar = make("div", { class: "nba-bar", role: "progressbar", "aria-label": "this epoch", "aria-valuemin": 0, "aria-valuemax": 100 }, make("div"));
+    this.bar = make("div", { class: "nba-bar", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100 }, make("div"));
+    this.epoch = make("span", { "aria-hidden": "true" });
+    this.progress = part("progress");
+    this.progress.append(this.epoch, this.bar);
     this.meters = part("meters");
     this.alarms = make("div", { class: "nba-alarms", role: "alert" });
     this.tasks = part("tasks");
@@ -62,7 +65,7 @@ class Panel {
     this.tails = make("details", {}, make("summary", {}, "output of each rank"), make("div"));
     this.facts = make("details", {}, make("summary", {}, "the curves in words"), make("pre"));
     this.root = make("div", { class: "nba", role: "region", "aria-label": "training" });
-    this.root.append(head, this.bar, this.meters, this.alarms, this.tasks, this.grid, this.tools, this.ranks, this.tails, this.facts);
+    this.root.append(head, this.progress, this.meters, this.alarms, this.tasks, this.grid, this.tools, this.ranks, this.tails, this.facts);
   }
 
   buildTools() {
@@ -127,8 +130,10 @@ class Panel {
 
   drawWords(state) {
     const done = state.fraction;
-    hide(this.bar, done === null || done === undefined);
-    if (!this.bar.hidden) {
+    hide(this.progress, done === null || done === undefined);
+    if (!this.progress.hidden) {
+      say(this.epoch, state.epoch);
+      this.bar.setAttribute("aria-label", state.epoch);
       this.bar.firstChild.style.width = `${100 * done}%`;
       this.bar.setAttribute("aria-valuenow", Math.round(100 * done));
       this.bar.setAttribute("aria-valuetext", state.where);
