@@ -113,7 +113,7 @@ class _ToKernel(Teller):
 
 
 class _Bar(Teller):
-    """A bar of tqdm on stderr, made when the task has taken a second and gone when it is over."""
+    """A bar of tqdm on stderr, made when the task has taken a second; a terminal keeps none."""
 
     def __init__(self, name: str, total: float, unit: str) -> None:
         self._began = time.monotonic()
@@ -125,14 +125,14 @@ class _Bar(Teller):
         if self._bar is None:
             if time.monotonic() - self._began < QUIET_S or done >= self._total:
                 return
-            in_bytes = self._unit == "bytes"
+            in_bytes, on_screen = self._unit == "bytes", sys.stderr.isatty()
             self._bar = _tqdm()(
                 desc=self._name,
                 total=self._total,
                 unit="B" if in_bytes else f" {self._unit}".rstrip() or "it",
                 unit_scale=in_bytes,
-                leave=False,
-                mininterval=0.25 if sys.stderr.isatty() else 5.0,
+                leave=not on_screen,  # a log keeps what it was told
+                mininterval=0.25 if on_screen else 5.0,
             )
         self._bar.update(done - self._done)
         self._done = done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -112,12 +113,16 @@ def test_a_script_shows_a_bar_where_the_length_is_known(
     assert "saving checkpoint:  75%" in err and "3.00M/4.00M" in err
 
 
-def test_a_bar_is_gone_when_its_task_is_over(soon: None, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("on_screen", [True, False])
+def test_a_terminal_keeps_no_bar_of_what_is_over_and_a_log_does(
+    soon: None, on_screen: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_screen)
     with tasks.counting("importing", 4, "modules") as imported:
         imported(1)
     err = capfd.readouterr().err
-    assert "importing:  25%" in err
-    assert err.endswith(" \r") and "\n" not in err
+    assert "importing: " in err
+    assert err.endswith(" \r" if on_screen else "\n")
 
 
 def test_a_bar_starts_no_thread_for_workers_are_forked_beside_it(soon: None) -> None:
