@@ -6,7 +6,10 @@ that comes of it. Traits change, boxes stay, so that the keyboard's focus stays 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
@@ -16,6 +19,7 @@ from notebook_accel.errors import Explained
 from notebook_accel.ui import picker_html, picker_text
 from notebook_accel.ui.choices import devices_of, offered
 from notebook_accel.ui.picker_state import LABELS, State
+from notebook_accel.ui.place import place
 
 _WIDE = {"description_width": "7.5em"}
 _MOST = 1_000_000  # of what has no end: a field needs one
@@ -45,8 +49,9 @@ class Skin:
         for column in (asked, told):
             column.add_class("nba-side")
         columns = widgets.HBox([asked, told], layout=widgets.Layout(flex_flow="row wrap"))
+        last = widgets.HBox([*buttons, *_keys()])
         self.box = widgets.VBox(
-            [_html(picker_html.STYLE), columns, self._code, self._problem, widgets.HBox(buttons)],
+            [_html(picker_html.STYLE), columns, self._code, self._problem, last],
             layout=widgets.Layout(margin="4px 0"),
         )
         self.box.add_class("nba-picker")
@@ -220,6 +225,15 @@ def _button(text: str, icon: str, action: Callable[[], None]) -> Any:
     )
     button.on_click(lambda _: action())
     return button
+
+
+def _keys() -> list[Any]:
+    """Give what lets arrow keys move in radios, where the page surely can draw it."""
+    if place().surface != "canvas" or importlib.util.find_spec("anywidget") is None:
+        return []
+    code = (Path(__file__).parent / "front" / "picker.js").read_text("utf-8")
+    base = importlib.import_module("anywidget").AnyWidget
+    return [type("PickerKeys", (base,), {"_esm": code})()]
 
 
 _MAKERS: dict[str, Callable[[Skin, State], Any]] = {

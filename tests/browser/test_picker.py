@@ -130,8 +130,8 @@ def test_the_keyboard_alone_is_enough(open_in, theme, shots):
     page.keyboard.press("ArrowUp")
     page.wait_for_selector("text=32 x 2 ranks = 64 samples")
     assert focused(page).startswith("Processes"), "the focus stays where the person is"
-    tab_to(page, "bf16")
-    page.keyboard.press("Space")
+    tab_to(page, "no ●")
+    page.keyboard.press("ArrowDown")
     page.wait_for_selector("text=bf16 (chosen)")
     assert focused(page).startswith("bf16")
     tab_to(page, "Accumulation")
@@ -144,6 +144,25 @@ def test_the_keyboard_alone_is_enough(open_in, theme, shots):
     page.wait_for_selector("text=speed (float32 is 1)", timeout=60_000)
     lab.shot(shots("picker_by_keyboard"))
     assert f"{[(2, 'bf16', 3)] * 2}" in launch(lab)
+
+
+@LIGHT
+def test_arrows_move_in_radios_and_the_focus_stays_there(open_in, theme):
+    lab = open_picker(open_in, "lab")
+    page = lab.page
+    page.locator(".nba-picker input").first.focus()
+    tab_to(page, "no ●", most=3)
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector("text=bf16 (chosen)")
+    assert focused(page).startswith("bf16"), "and the cell's neighbor has not taken it"
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector("text=fp16 (chosen)")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector("text=bf16 (chosen)")
+    page.keyboard.press("Tab")
+    assert focused(page).startswith("auto"), "a group is one stop"
+    page.keyboard.press("Shift+Tab")
+    assert focused(page).startswith("bf16"), "at what is picked"
 
 
 @LIGHT
