@@ -41,6 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, (act, help) in _BELOW.items():
         command = below.add_parser(name, help=help, description=sentence(help))
         _declare(command, act)
+        command.add_argument(
+            "config_file", nargs="?", metavar="FILE", default=argparse.SUPPRESS,
+            help="the same as --config_file FILE",
+        )  # fmt: skip
         if act is show:
             command.add_argument("--all", action="store_true", help="also what has its default")
             command.add_argument("--json", action="store_true", help="print JSON")

@@ -12,7 +12,7 @@ from typing import Any
 
 from notebook_accel import __version__
 from notebook_accel.cli.parsing import Parser, did_you_mean, sentence
-from notebook_accel.errors import ConfigError, Explained
+from notebook_accel.errors import ConfigError, Explained, NotHere
 
 PROG = "notebook-accel"
 ABOUT = "Train a PyTorch loop on everything you have, without leaving the notebook."
@@ -98,7 +98,7 @@ def _finish(module: Any, options: Any) -> int:
         return code
     except Explained as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, (ConfigError, NotHere)) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

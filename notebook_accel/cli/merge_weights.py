@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from pathlib import Path
 
 from notebook_accel.cli.child import call
 from notebook_accel.cli.estimate_memory import size
+from notebook_accel.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +41,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Merge in a child and say what was written."""
+    output = Path(options.output_path)
+    if _looks_like_a_file(options.output_path) and not output.is_dir():
+        raise ConfigError(
+            f"{output} is neither a folder nor a file of weights",
+            "a file of weights ends in .safetensors or .bin, and anything else is a folder",
+            f"write {output.with_suffix('.safetensors')}, or {output}{os.sep} for a folder",
+        )
+    was_there = output.is_file() or (output.is_dir() and any(output.iterdir()))
     told = call(
         "notebook_accel.checkpoint.consolidate:merge",
         checkpoint_directory=options.checkpoint_directory,
@@ -45,8 +57,16 @@ def run(options: argparse.Namespace) -> int:
         remove=options.remove_checkpoint_dir,
         max_shard_size=options.max_shard_size,
     )
+    if was_there:
+        print(f"note: {output} was there already; its weights were replaced", file=sys.stderr)
     for one in told["written"]:
         print(f"{one['path']}: {one['tensors']} tensors, {size(one['bytes'])}")
     if told["removed"]:
         print(f"removed {told['removed']}")
     return 0
+
+
+def _looks_like_a_file(name: str) -> bool:
+    """Tell a file's name from a folder's, as v1.5: an ending of letters, and no slash after it."""
+    ending = Path(name).suffix[1:]
+    return ending.isalpha() and ending not in ("safetensors", "bin") and not name.endswith(os.sep)

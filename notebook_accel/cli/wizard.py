@@ -116,7 +116,7 @@ def question(
             known = [None, *known]
         elif default not in known:  # a word beyond the usual ones, from a file
             known.append(default)
-        values = sorted(known, key=lambda value: value != default)
+        values = sorted(known, key=lambda value: (value != default, _is_far(one, value, machine)))
         shown = tuple(Option(value, _label(one, value, answers, machine)) for value in values)
         return Question(one.name, one.question, values[0], shown)
     return Question(one.name, one.question, default, check=lambda text: _read(one, text, answers))
@@ -188,6 +188,14 @@ def _detected(one: Setting, answers: Answers, machine: Machine) -> Any:
     if one.name == "use_port":
         return DEFAULT_PORT
     return one.default
+
+
+def _is_far(one: Setting, value: Any, machine: Machine) -> int:
+    """Give how far an answer is from what can be done: 0 is here, 2 comes later."""
+    if value in one.coming:
+        return 2
+    absent = value in ("cuda", "mps") and not machine.of_kind(value)
+    return 1 if one.name == "device" and absent else 0
 
 
 def _label(one: Setting, value: Any, answers: Answers, machine: Machine) -> str:

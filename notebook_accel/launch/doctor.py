@@ -21,6 +21,7 @@ from typing import Any
 from notebook_accel.config import schema
 from notebook_accel.config.installed import version_of
 from notebook_accel.config.placement import DEFAULT_PORT
+from notebook_accel.events.lines import ipython
 from notebook_accel.launch import devices, openers, start
 from notebook_accel.launch.trial import Trial, too_many, try_ranks
 
@@ -216,7 +217,10 @@ def start_methods() -> Iterator[Finding]:
         )
         return
     choice = start.choose("auto")
-    yield Finding(GOOD, "start", f"workers start by {choice.method}: {choice.reason}")
+    reason = choice.reason
+    if ipython() is None:  # it was written for cells
+        reason = reason.replace("this kernel", "this process")
+    yield Finding(GOOD, "start", f"workers start by {choice.method}: {reason}")
 
 
 # ── surroundings ──────────────────────────────────────────────────────────────────────────────

@@ -61,7 +61,7 @@ def test_env_tells_of_a_broken_file_and_goes_on(tmp_path: Path) -> None:
 
 def test_tpu_config_is_answered_plainly() -> None:
     done = typed("tpu-config", "--tpu_name", "pod-1", "--command", "echo hi", "--debug")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("NotHere: tpu-config starts commands on the hosts of a TPU pod")
     assert "gcloud compute tpus tpu-vm ssh pod-1 --zone ZONE --worker all" in done.stderr
 

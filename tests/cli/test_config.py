@@ -201,6 +201,15 @@ def test_update_keeps_what_is_there_and_the_form_of_the_file(home: Path, tmp_pat
     assert "there is no configuration file absent.yaml" in done.stderr
 
 
+@pytest.mark.parametrize("word", ["validate", "show", "update"])
+def test_a_file_may_be_named_without_its_option(home: Path, tmp_path: Path, word: str) -> None:
+    path = tmp_path / "acc.yaml"
+    path.write_text("num_processes: 3\n")
+    done = typed("config", word, str(path), env=at_home(home))
+    assert done.returncode == 0, done.stderr
+    assert str(path) in done.stdout and "3" in done.stdout
+
+
 def test_validate_names_the_line_of_everything_that_is_wrong(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("num_processes: many\nmixed_precison: bf16\n")
@@ -240,7 +249,7 @@ def test_earlier_answers_are_proposed_also_accelerates_and_a_broken_file_is_no_d
 
 def test_answers_that_do_not_go_together_are_asked_once_more(home: Path) -> None:
     """4 processes cannot be 3 copies: the second time 4 copies."""
-    first = ["", "", "4", "", "", "yes", "3", *[""] * 6]
+    first = ["", "", "4", "", "", "yes", "3", *[""] * 5]
     second = [*[""] * 6, "4"]
     said = "\n".join([*first, *second, *[""] * 20])
     done = typed("config", env=at_home(home, "dumb"), said=said)

@@ -108,6 +108,21 @@ def test_merge_weights_takes_accelerates_arguments(tmp_path: Path) -> None:
     assert done.stderr.startswith("CheckpointError: there is no checkpoint folder saved\n")
 
 
+def test_merge_weights_makes_no_folder_with_the_name_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    save_file({"w": torch.ones(2)}, tmp_path / "saved/model.safetensors")
+    done = typed("merge-weights", "saved", "merged.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigError: merged.txt is neither a folder nor a file of")
+    assert "write merged.safetensors, or merged.txt/ for a folder" in done.stderr
+    assert not (tmp_path / "merged.txt").exists()
+    done = typed("merge-weights", "saved", "merged.txt/", cwd=tmp_path)
+    assert done.returncode == 0 and (tmp_path / "merged.txt").is_dir() and done.stderr == ""
+    again = typed("merge-weights", "saved", "merged.txt/", cwd=tmp_path)
+    assert again.returncode == 0
+    assert again.stderr == "note: merged.txt was there already; its weights were replaced\n"
+
+
 def test_sizes_are_written_in_three_digits() -> None:
     assert [size(n) for n in (0, 999, 1024, 12_345_678, 417 * 2**20, 2**41)] == [
         "0 B", "999 B", "1.00 KiB", "11.8 MiB", "417 MiB", "2.00 TiB"

@@ -58,6 +58,8 @@ def test_the_devices_of_this_machine_come_first_with_what_they_are() -> None:
     assert labels["cpu"] == "cpu - 4 cores here"
     assert labels["mps"] == "mps - not in this machine"
     assert labels["tpu"] == "tpu - kept, but not trainable yet"
+    listed = [one.value for one in device.options]
+    assert listed[:4] == ["cuda", "auto", "cpu", "mps"] and "tpu" in listed[4:]
     assert detected(KAGGLE) == {"device": "cuda", "num_processes": 2, "mixed_precision": "fp16"}
 
 

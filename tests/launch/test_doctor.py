@@ -117,3 +117,9 @@ def test_a_process_that_is_not_there_is_sought_where_it_can_be_found() -> None:
     (found,) = doctor.kernel(99_999_999)
     assert found.what == "there is no process 99999999 here"
     assert "ps aux | grep ipykernel" in found.fix and "jupyter kernel" not in found.fix
+
+
+def test_outside_of_a_notebook_no_kernel_is_spoken_of() -> None:
+    (found,) = doctor.start_methods()
+    assert found.what.startswith("workers start by ") and "this process" in found.what
+    assert "kernel" not in found.what

@@ -22,7 +22,8 @@ RUN: tuple[Setting, ...] = (
         question="What do you train on?",
     ),
     _run(
-        "num_processes", "int", None, "ranks over all machines; None: one per accelerator, or 1",
+        "num_processes", "int", None,
+        "ranks over all machines; left out: one per accelerator, or 1",
         at_least=1, yaml="num_processes", question="How many processes, over all machines?",
     ),
     _run(
@@ -64,7 +65,8 @@ RUN: tuple[Setting, ...] = (
         choices=("raise", "return"),
     ),
     _run(
-        "num_cpu_threads_per_process", "int", None, "CPU threads of each rank; None: a fair share",
+        "num_cpu_threads_per_process", "int", None,
+        "CPU threads of each rank; left out: a fair share",
         at_least=1, env=("OMP_NUM_THREADS",),
     ),
     _run(
