@@ -134,10 +134,12 @@ def note_batch(arithmetic: str) -> None:
 def is_discarded(person: FrameType, callee: FrameType | None) -> bool:
     """Whether the person's line throws away what it is about to be given.
 
-    Only where the person calls ``prepare`` with nothing of others between; compiled code says it.
+    Only where the person calls ``prepare``, or ``prepare_model`` and the like, with nobody
+    between, not even code of ours that keeps the result; compiled code says it.
     """
     while callee is not None and callee is not person:
-        if owner_of(callee.f_code.co_filename) != US:
+        code = callee.f_code
+        if owner_of(code.co_filename) != US or not code.co_name.startswith("prepare"):
             return False
         callee = callee.f_back
     return _instruction_after(person.f_code, person.f_lasti) == "POP_TOP"

@@ -23,6 +23,7 @@ from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.data import waiting
 from notebook_accel.events import rails
 from notebook_accel.launch import left_behind
+from notebook_accel.runtime import selfcheck
 from notebook_accel.runtime.guards import check_pinned
 from notebook_accel.runtime.rehearsal import REHEARSAL_STEPS, misplaced
 
@@ -155,6 +156,10 @@ def test_a_discarded_result_of_prepare() -> None:
         kept = accelerator.prepare(model, optimizer)
         return kept, accelerator.prepare(optimizer)
 
+    def let_us_keep() -> None:
+        selfcheck.train(accelerator, 4)  # code of ours, which prepares and keeps
+
+    assert heard(let_us_keep) == []
     (text,) = heard(discard)
     assert text.startswith("the result of prepare() is thrown away (SGD) (File ")
     assert "  do:  write `model, optimizer = accelerator.prepare(model, optimizer)`" in text
