@@ -55,6 +55,7 @@ ENVIRONMENT_READERS = {
     "launch/start.py",  # hands the environment on
     "launch/store.py",  # GLOO_SOCKET_IFNAME, if the person set it
     "launch/worker.py",  # gives a worker its own
+    "runtime/uncaught.py",  # NOTEBOOK_ACCEL_TRACE
     "ui/place.py",  # which host this is
 }
 

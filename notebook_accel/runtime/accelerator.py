@@ -55,6 +55,7 @@ from notebook_accel.runtime.recording import Recording
 from notebook_accel.runtime.sharing import Plugins
 from notebook_accel.runtime.showing import Showing
 from notebook_accel.runtime.stepping import Stepping
+from notebook_accel.runtime.uncaught import leave_our_frames_out
 from notebook_accel.strategies.cpu_bf16 import say_how_bf16_runs
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
@@ -108,6 +109,7 @@ class Accelerator(
         strategy: Strategy | str | None = None,
         schedule_in_updates: bool = False,
     ) -> None:
+        leave_our_frames_out()
         refuse_absent(
             deepspeed_plugin=deepspeed_plugin,
             torch_tp_plugin=torch_tp_plugin,
