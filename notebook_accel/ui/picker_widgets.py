@@ -104,7 +104,8 @@ class _Numbers:
         )  # fmt: skip
         self._field.observe(lambda change: skin.picked(**{name: change["new"]}), "value")
         self._range = _html(margin="0 0 0 8px")
-        self.parts = [widgets.HBox([_explained(self._field, name), self._range])]
+        row = widgets.Layout(align_items="center")
+        self.parts = [widgets.HBox([_explained(self._field, name), self._range], layout=row)]
 
     def show(self, state: State) -> None:
         counts_ranks = self._name == "num_processes"
