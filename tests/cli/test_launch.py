@@ -427,32 +427,34 @@ def test_ranks_and_what_they_started_end_with_a_launch_that_is_killed(tmp_path: 
 
 
 ENDED_WHILE_STARTING = """
-import os, signal, sys
+import os, signal, subprocess, sys
 from notebook_accel.cli.main import main
-spawn = os.posix_spawn
-def spawn_and_be_ended(*words, **options):
-    rank = spawn(*words, **options)
-    print(rank, flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    return rank
-os.posix_spawn = spawn_and_be_ended
+number = signal.Signals[sys.argv.pop(1)]
+begin = subprocess.Popen.__init__
+def begin_and_be_ended(self, words, **options):
+    begin(self, words, **options)
+    if "script.py" in words:
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), number)
+subprocess.Popen.__init__ = begin_and_be_ended
 sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_launch_ended_while_it_starts_ranks_leaves_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_launch_ended_while_it_starts_ranks_leaves_none(tmp_path: Path, name: str) -> None:
     """The signal comes at the worst moment: a rank is there, and nobody has been told of it."""
     write(tmp_path, WAIT)
     words = ("launch", "--cpu", "--num_processes", "2", "script.py")
     done = subprocess.run(
-        [sys.executable, "-c", ENDED_WHILE_STARTING, *words],
+        [sys.executable, "-c", ENDED_WHILE_STARTING, name, *words],
         cwd=tmp_path,
         env=clean_env(),
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == -signal.SIGTERM
+    assert done.returncode == -signal.Signals[name]
     (rank,) = map(int, done.stdout.split())
     wait_for(lambda: all_gone([rank]), timeout_s=20)
 

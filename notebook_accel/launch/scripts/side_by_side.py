@@ -13,6 +13,7 @@ import os
 import select
 import selectors
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,7 +83,6 @@ class _Watch:
             for rank, env in enumerate(envs):
                 with _undisturbed() as mask:
                     self._pids.append(self._start(rank, words, env, mask))
-                    self._guard.watch(self._pids[-1])
         except BaseException:
             self._signal(signal.SIGKILL)
             self._guard.dismiss()
@@ -105,31 +105,42 @@ class _Watch:
     def _start(
         self, rank: int, words: Sequence[str], env: Mapping[str, str], mask: set[int]
     ) -> int:
-        actions: list[Any] = []
         theirs = []
         for target in (1, STDERR):
             ours, end = open_ends(target, own_terminal=rank == 0 and os.isatty(target))
             theirs.append(end)
-            actions.append((os.POSIX_SPAWN_DUP2, end, target))
             voice = Voice(rank, ours, target, holds_back=target == STDERR)
             self._all_voices.append(voice)
             self._voices.append(voice)
             self._selector.register(ours, selectors.EVENT_READ, voice)
-        if rank > 0:  # one of them may ask; the others must not take its answers
-            actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+        launch = os.getpid()
+
+        def announce() -> None:
+            """Tell the guard before becoming the program: this launch may be killed at any time."""
+            self._guard.watch(os.getpid())
+            if os.getppid() != launch:  # the guard may have looked before
+                os._exit(1)
+            for number in _FOR_NO_PYTHON:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
         try:
-            return os.posix_spawn(
-                words[0],
-                list(words),
-                dict(env),
-                file_actions=actions,
-                setsid=True,
-                setsigmask=mask,
-                setsigdef=_FOR_NO_PYTHON,
+            process = subprocess.Popen(
+                words,
+                env=env,
+                # one of them may ask; the others must not take its answers
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+                stdout=theirs[0],
+                stderr=theirs[1],
+                restore_signals=False,
+                start_new_session=True,
+                preexec_fn=announce,
             )
         finally:
             for end in theirs:
                 os.close(end)
+        process.returncode = 0  # it is reaped with the crew, not when this object goes
+        return process.pid
 
     # ── until they have ended ─────────────────────────────────────────────────────────────────
 
@@ -241,7 +252,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[set[int]]:
-    """Let signals wait, and give the mask that was: no rank may live that the guard knows not."""
+    """Let signals wait, and give the mask that was: a rank that starts is not lost sight of."""
     former = signal.pthread_sigmask(signal.SIG_BLOCK, _ASK_TO_END)
     try:
         yield {int(number) for number in former}
