@@ -1,8 +1,8 @@
 """Progress of what takes long and is no training step: saving, loading, preparing, importing.
 
 In a launched worker it goes to the kernel, whose view shows it once it has taken a second. In a
-script, rank 0 shows a bar; in a cell, one line says what is going on. Nothing is ever shown of what
-is over within a second, and nothing is said from other threads than the main one.
+script, rank 0 shows a bar after a second; in a cell, one line says what is going on after three, for
+it stays. Nothing is said from other threads than the main one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from notebook_accel.events.lines import ipython
 from notebook_accel.events.model import Task
 
 QUIET_S = 1.0
+LINE_QUIET_S = 3.0  # a line in a cell stays there
 TELL_INTERVAL_S = 0.25
 
 
@@ -149,13 +150,13 @@ def _tqdm() -> Any:
 
 
 class _Line(Teller):
-    """A line when the task has taken a second, and another one when it is over."""
+    """A line when the task has taken three seconds, and another one when it is over."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._began = time.monotonic()
         self._said = False
-        self._timer = threading.Timer(QUIET_S, self._say)
+        self._timer = threading.Timer(LINE_QUIET_S, self._say)
         self._timer.daemon = True
         self._timer.start()
 

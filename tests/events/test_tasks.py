@@ -135,7 +135,7 @@ def test_a_bar_starts_no_thread_for_workers_are_forked_beside_it(soon: None) -> 
 def test_a_script_says_in_lines_what_nobody_knows_the_length_of(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tasks, "QUIET_S", 0.01)
+    monkeypatch.setattr(tasks, "LINE_QUIET_S", 0.01)
     with tasks.task("preparing Net"):
         said = ""
         for _ in range(1000):
