@@ -68,6 +68,7 @@ def test_the_core_of_these_tests_passes_with_other_packages(other_python):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("other_python", ["colab"], indirect=True)
 def test_pickers_need_nothing_that_only_newer_widgets_have(other_python):
     files = ["tests/ui/test_picker.py", "tests/ui/test_picker_widgets.py"]
     shown = "import ipywidgets, pytest, sys; print('ipywidgets', ipywidgets.__version__); "
