@@ -269,6 +269,7 @@ def test_two_launches_that_ask_for_one_port_do_not_share_it(tmp_path: Path) -> N
 def test_gpus_asked_for_on_a_machine_without_any_become_cpu_ranks_with_a_note(
     tmp_path: Path,
 ) -> None:
+    """A published command line, run on a laptop (CL06)."""
     words = "--main_process_port=29804 --multi_gpu --num_processes=2 --gpu_ids=0,1 --num_machines=1"
     words += " --mixed_precision=bf16 --dynamo_backend=no"
     done = launch(*words.split(), write(tmp_path, TELL))
@@ -282,6 +283,7 @@ def test_gpus_asked_for_on_a_machine_without_any_become_cpu_ranks_with_a_note(
 
 
 def test_accumulation_given_at_the_launch_reaches_the_script(tmp_path: Path) -> None:
+    """CL05, whose other half is the argument that wins in the code."""
     done = launch("--cpu", "--gradient_accumulation_steps", "4", write(tmp_path, TELL))
     assert told(done)[0]["env"]["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
 
@@ -557,11 +559,21 @@ def test_the_default_file_is_used_and_named(tmp_path: Path) -> None:
     assert told(done)[0]["env"]["ACCELERATE_MIXED_PRECISION"] == "no"
 
 
+def test_no_without_quotes_is_a_word_for_the_launch_too(tmp_path: Path) -> None:
+    """CL03: YAML makes booleans of both."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("mixed_precision: no\ndistributed_type: NO\nuse_cpu: true\n")
+    done = launch("--config_file", file, write(tmp_path, TELL))
+    assert done.returncode == 0, done.stderr
+    assert told(done)[0]["env"].get("ACCELERATE_MIXED_PRECISION", "no") == "no"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [("foo_bar: 1\n", "foo_bar"), ("num_processes: [\n", "mine.yaml"), (None, "mine.yaml")],
 )
 def test_a_bad_file_is_one_clear_error(tmp_path: Path, text: str | None, said: str) -> None:
+    """CL02 as a launch shows it; the corpus of tests/config has every kind."""
     file = tmp_path / "mine.yaml"
     if text is not None:
         file.write_text(text)

@@ -38,6 +38,15 @@ def test_all_checks_pass_for_fsdp_too(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_nothing_of_the_environment_need_be_on_the_path(tmp_path: Path) -> None:
+    """E6: the checks are started by this interpreter, not by a command's name."""
+    words = [sys.executable, "-m", "notebook_accel", "test", "--cpu", "--num_processes", "1"]
+    env = surroundings({"PATH": str(tmp_path)})
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all checks passed" in done.stdout
+
+
 @pytest.mark.slow
 def test_one_process_has_nothing_to_compare_with() -> None:
     found = list(findings(1, ["--cpu"], timeout_s=100))
