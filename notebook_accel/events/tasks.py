@@ -1,8 +1,8 @@
 """Progress of what takes long and is no training step: saving, loading, preparing, importing.
 
 In a launched worker it goes to the kernel, whose view shows it once it has taken a second. In a
-script, rank 0 shows a bar after a second; in a cell, one line says what is going on after three, for
-it stays. Nothing is said from other threads than the main one.
+script, rank 0 shows a bar after a second; in a cell, one line says what is going on after three,
+for it stays. Nothing is said from other threads than the main one.
 """
 
 from __future__ import annotations
