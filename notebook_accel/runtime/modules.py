@@ -17,12 +17,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from notebook_accel.checkpoint import weights
 from notebook_accel.config.environment import get_int_from_env
 from notebook_accel.config.handlers import AutocastKwargs
+from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.ranks.place import placement_here
 from notebook_accel.runtime.faces import AcceleratorState
 from notebook_accel.strategies.compiled import compile_model, uncompiled
 from notebook_accel.strategies.precision import Precision, plain_forward
-
-DEFAULT_PORT = 29500
 
 
 def extract_model_from_parallel(
