@@ -153,6 +153,10 @@ def test_a_machine_that_may_not_be_the_first_is_told_so() -> None:
     assert "this machine is 10.0.0.2" in chosen(address="10.0.0.2", **machines).notes[0]
     assert chosen(address="10.0.0.1", **machines).notes == ()
     assert chosen(address="10.0.0.2", node_rank=0, **machines).notes == ()
+    by_six = {**machines, "master_addr": "fd00::1"}
+    assert "this machine is fd00::2" in chosen(address="fd00::2", **by_six).notes[0]
+    by_name = {**machines, "master_addr": "localhost"}
+    assert chosen(address="127.0.0.1", **by_name).notes == ()
 
 
 def test_a_busy_port_on_one_machine_is_chosen_anew() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.errors import ConfigError
-from notebook_accel.launch.addresses import is_loopback
+from notebook_accel.launch.addresses import is_loopback, is_number
 
 if TYPE_CHECKING:
     from notebook_accel.launch.devices import Device
@@ -201,8 +201,8 @@ def machines_of(nnodes: str) -> tuple[int, int]:
 
 def _doubts(config: RunConfig, host: str, address: str) -> tuple[str, ...]:
     """Note that this may not be the first machine, although nobody said that it is another."""
-    is_number = host.replace(".", "").isdigit() and bool(address)
-    if _says_rank(config) or config["rdzv_backend"] != "static" or not is_number or address == host:
+    is_other = is_number(host) and address not in ("", host) and host != "localhost"
+    if _says_rank(config) or config["rdzv_backend"] != "static" or not is_other:
         return ()
     return (
         f"this machine is {address} and not {host}: "
