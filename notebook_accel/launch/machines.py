@@ -21,6 +21,7 @@ from notebook_accel.events.sinks import Sink
 from notebook_accel.launch import addresses, elastic, store
 from notebook_accel.launch.attempts import equip
 from notebook_accel.launch.elastic import Agent, End, Meeting, Start, Stop
+from notebook_accel.launch.failure import is_comm_error
 from notebook_accel.launch.handle import Run
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.run import Attempt, Interrupts, Order, with_restart
@@ -101,6 +102,8 @@ def together(
             agent.tell(elastic.FAILED if error is not None else elastic.SUCCEEDED)
     if result is not None:
         return result
+    if isinstance(word, End) and word.why and error is not None and is_comm_error(error):
+        raise elastic.apart(word) from error  # what a rank saw of it
     if error is not None:
         raise error
     if word is None:

@@ -87,6 +87,7 @@ class CellPen(Emitter):
         for function in self.at_end:
             function()
         self.flush()
+        self._due = 0.0  # a short cell right after this one is shown too
         view, self._view = self._view, None
         recorder, self._recorder = self._recorder, None
         assert view is not None and recorder is not None

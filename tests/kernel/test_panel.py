@@ -68,6 +68,21 @@ def test_a_loop_in_the_kernel_has_the_view_in_each_cell_in_which_it_goes_on(pane
     assert panel_kernel.run("print('quiet')").kinds() == ["stream"]
 
 
+def test_short_cells_close_to_each_other_are_each_shown_where_nothing_takes_time_to_draw(
+    panel_kernel,
+):
+    panel_kernel.run(
+        "os.environ['NOTEBOOK_ACCEL_UI'] = 'text'\naccelerator = Accelerator()\n"
+        "w = nn.Parameter(torch.ones(1))\n"
+        "optimizer = accelerator.prepare(torch.optim.SGD([w], lr=0.01))\n"
+        "def go(n):\n    for _ in range(n):\n        accelerator.backward((w * w).sum())\n"
+        "        optimizer.step(); optimizer.zero_grad()"
+    )
+    cells = [panel_kernel.start("go(2)") for _ in range(5)]
+    replies = [panel_kernel.finish(cell) for cell in cells]
+    assert ["2 steps in " in reply.out for reply in replies] == [True] * 5
+
+
 def test_off_means_that_nothing_is_watched(panel_kernel):
     panel_kernel.run("os.environ['NOTEBOOK_ACCEL_UI'] = 'off'")
     assert panel_kernel.run("print(Accelerator()._live)").out == "None\n"

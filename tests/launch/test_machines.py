@@ -141,9 +141,14 @@ def test_a_port_that_is_taken_is_refused_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_agent_is_killed_ends_and_says_so() -> None:
+@pytest.mark.parametrize("meets", [True, False])
+def test_a_run_whose_agent_is_killed_ends_and_says_so(meets: bool) -> None:
     def main() -> None:
-        Accelerator()
+        if meets:
+            Accelerator()
+        else:  # with what a rank sees that was still meeting the others through the agent's store
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            store.get("nobody sets it")
         time.sleep(600)
 
     how = {"num_nodes": 2, "use_port": free_port(), "device": "cpu", "block": False}
