@@ -5,9 +5,11 @@ None is for ``strategies.registry.build`` to decide: one device, or data paralle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
+from notebook_accel.config.absent import refuse_absent
 from notebook_accel.config.adoption import adopt
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import Handlers
@@ -19,71 +21,137 @@ from notebook_accel.config.wishes import DDP, FSDP, Strategy, refuse_class
 from notebook_accel.errors import ConfigError
 
 
+class Plugin(Protocol):
+    """The settings of one strategy under Accelerate's names; without any it asks the environment.
+
+    A class of plugins is one row of ``FACES``.
+    """
+
+    def wish(self) -> Strategy:
+        """Give the strategy that they ask for."""
+        ...
+
+
+@dataclass(frozen=True)
+class Face:
+    """A class of plugins, and the word of the setting ``strategy`` that asks for the same."""
+
+    kind: type[Any]
+    word: str | None = None
+
+
+# The argument of Accelerator that takes each.
+FACES: dict[str, Face] = {
+    "fsdp_plugin": Face(FullyShardedDataParallelPlugin, "fsdp"),
+}
+
+
 @dataclass(frozen=True)
 class Ways:
-    """What an Accelerator was told of its strategy; ``launched`` counts for who says nothing."""
+    """What an Accelerator was told of its strategy; ``launched`` counts for who says nothing.
+
+    ``plugins`` are its arguments of that kind by name, None for those that were left out.
+    """
 
     strategy: Strategy | str | None = None
-    fsdp_plugin: Any = None
+    plugins: Mapping[str, Any] = field(default_factory=dict)
     axes: ParallelismConfig | None = None
     launched: Strategy | None = None
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A wish, and the plugins of Accelerate's that say the same."""
+    """A wish, and the plugin and axes of Accelerate's that say the same, where there are any."""
 
     wish: Strategy | None
-    fsdp_plugin: FullyShardedDataParallelPlugin | None = None
+    plugin: Plugin | None = None
     axes: ParallelismConfig | None = None
 
 
 def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size: int) -> Chosen:
     """Find the strategy; the settings of one that is named by a word are what ``asked`` has.
 
-    Errors: ConfigError for two that exclude each other, and for what is none.
+    Errors: ConfigError for two that exclude each other, and for what is none; NotHere for a plugin
+    that comes later.
     """
     strategy, axes = ways.strategy, ways.axes
     refuse_class(strategy)
     if isinstance(strategy, str):
         check(SETTINGS["strategy"], strategy)
-    plugin = _adopted(ways.fsdp_plugin)
+    refuse_absent(**{name: one for name, one in ways.plugins.items() if name not in FACES})
+    name, plugin = _given(ways.plugins)
     if axes is None and strategy is None and asked.use_parallelism_config:
         axes = ParallelismConfig()
     if strategy is not None and (plugin is not None or axes is not None):
-        other = "parallelism_config" if plugin is None else "fsdp_plugin"
-        raise ConfigError(
-            f"strategy={strategy!r} and {other} are both given",
-            "both say how models lie across ranks, and nobody could say which of them counts",
-            "leave one of them out",
-        )
-    if axes is not None:
-        if plugin is None and asked.strategy == "fsdp":
-            plugin = FullyShardedDataParallelPlugin()
-        sharded = None if plugin is None else plugin.wish()
-        fsdp = sharded if isinstance(sharded, FSDP) else None
-        return Chosen(axes.wish(world_size, fsdp), plugin, axes)
-    if plugin is not None:
-        return Chosen(plugin.wish(), plugin)
-    if strategy is None and handlers.strategy(None) is None:
-        strategy = ways.launched
-    if isinstance(strategy, Strategy):
-        return Chosen(handlers.strategy(strategy))
+        raise _two(f"strategy={strategy!r}", "parallelism_config" if plugin is None else name)
+    if plugin is None and axes is None:
+        if strategy is None and handlers.strategy(None) is None:
+            strategy = ways.launched
+        if isinstance(strategy, Strategy):
+            return Chosen(handlers.strategy(strategy))
     word = strategy or asked.strategy
-    if word == "fsdp":
-        plugin = FullyShardedDataParallelPlugin()
+    if plugin is None:
+        plugin = next((face.kind() for face in FACES.values() if face.word == word), None)
+    if axes is not None:
+        return Chosen(axes.wish(world_size, _shards(plugin)), plugin, axes)
+    if plugin is not None:
         return Chosen(plugin.wish(), plugin)
     wish = handlers.strategy(None)
     return Chosen(DDP() if word == "ddp" and wish is None else wish)
 
 
-def _adopted(plugin: Any) -> FullyShardedDataParallelPlugin | None:
-    """Take Accelerate's own plugin as ours."""
-    ours = adopt(plugin, FullyShardedDataParallelPlugin)
-    if ours is None or isinstance(ours, FullyShardedDataParallelPlugin):
-        return ours
+def settled(asked: RunConfig, wish: Strategy | None) -> RunConfig:
+    """Give ``asked`` with what ``wish`` says of other settings, as its engine's own file may.
+
+    Errors: ConfigError where both say something, and not the same.
+    """
+    for name, value in ({} if wish is None else wish.says()).items():
+        origin = asked.origin(name)
+        unsaid = asked[name] == SETTINGS[name].default and origin.kind != "argument"
+        if not unsaid and asked[name] != value:
+            where = "" if origin.kind in ("argument", "default") else f" (from {origin})"
+            raise ConfigError(
+                f"{name}={asked[name]!r}{where}, but {type(wish).__name__} has {name}={value!r}",
+                "both say it, and one run can only follow one of them",
+                "leave one of them out, or write the same value in both",
+            )
+        asked = asked.but(**{name: value})
+    return asked
+
+
+def _given(plugins: Mapping[str, Any]) -> tuple[str, Plugin | None]:
+    """Take the one plugin that was given, Accelerate's own too, as ours."""
+    given = {name: one for name, one in plugins.items() if one is not None}
+    if len(given) > 1:
+        raise _two(*list(given)[:2])
+    for name, plugin in given.items():
+        return name, _adopted(name, plugin)
+    return "", None
+
+
+def _adopted(name: str, plugin: Any) -> Plugin:
+    kind = FACES[name].kind
+    ours = adopt(plugin, kind)
+    if isinstance(ours, kind):
+        return cast("Plugin", ours)
     raise ConfigError(
-        f"fsdp_plugin={plugin!r} is no FullyShardedDataParallelPlugin",
-        "it holds the settings of FSDP under Accelerate's names",
-        "write fsdp_plugin=FullyShardedDataParallelPlugin(...), or strategy=FSDP(...)",
+        f"{name}={plugin!r} is no {kind.__name__}",
+        "it holds the settings of one strategy under Accelerate's names",
+        f"write {name}={kind.__name__}(...), or pass a wish as strategy=",
+    )
+
+
+def _shards(plugin: Plugin | None) -> FSDP | None:
+    """Give how axes are to shard each copy of a model; None if nobody said it."""
+    wish = None if plugin is None else plugin.wish()
+    if wish is None or isinstance(wish, (DDP, FSDP)):
+        return wish if isinstance(wish, FSDP) else None
+    raise _two("parallelism_config", type(plugin).__name__)
+
+
+def _two(one: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"{one} and {other} are both given",
+        "both say how models lie across ranks, and nobody could say which of them counts",
+        "leave one of them out",
     )

@@ -31,6 +31,10 @@ class Strategy:
 
     name: ClassVar[str] = "strategy"
 
+    def says(self) -> dict[str, Any]:
+        """Give settings of the run that this wish decides: "mixed_precision", accumulation."""
+        return {}
+
 
 @dataclass(frozen=True)
 class SingleDevice(Strategy):

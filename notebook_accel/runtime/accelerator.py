@@ -19,7 +19,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from notebook_accel.config import training
-from notebook_accel.config.absent import refuse_absent
 from notebook_accel.config.accumulation import GradientAccumulationPlugin, chosen_accumulation
 from notebook_accel.config.dynamo import TorchDynamoPlugin, chosen_plugin
 from notebook_accel.config.handlers import (
@@ -32,7 +31,7 @@ from notebook_accel.config.handlers import (
 from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.project import ProjectConfiguration
-from notebook_accel.config.strategy import Ways, chosen_strategy
+from notebook_accel.config.strategy import Ways, chosen_strategy, settled
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
@@ -110,25 +109,29 @@ class Accelerator(
         schedule_in_updates: bool = False,
     ) -> None:
         leave_our_frames_out()
-        refuse_absent(
-            deepspeed_plugin=deepspeed_plugin,
-            torch_tp_plugin=torch_tp_plugin,
-            megatron_lm_plugin=megatron_lm_plugin,
-            deepspeed_plugins=deepspeed_plugins,
-        )
+        plugins = {
+            "fsdp_plugin": fsdp_plugin,
+            "deepspeed_plugin": deepspeed_plugin,
+            "deepspeed_plugins": deepspeed_plugins,
+            "megatron_lm_plugin": megatron_lm_plugin,
+            "torch_tp_plugin": torch_tp_plugin,
+        }
         worker = context.current()
         launch = {} if worker is None else worker.settings
         plugin = chosen_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps)
         asked = training.settings_of(
             launch, mixed_precision=mixed_precision, gradient_accumulation_steps=plugin.num_steps
         )
-        precision, num_steps = str(asked.mixed_precision), asked.gradient_accumulation_steps
         flags = None if worker is None else worker.flags
         self._handlers = Handlers.of(kwargs_handlers)
         self._dynamo = chosen_plugin(dynamo_backend, dynamo_plugin)
         super().__init__(World.join(cpu, **self._handlers.kwargs(InitProcessGroupKwargs)), flags)
         self.device_placement = device_placement
         self._choose_loading(dataloader_config, split_batches, rng_types)
+        ways = Ways(strategy, plugins, parallelism_config, launch.get("wish"))
+        chosen = chosen_strategy(ways, self._handlers, asked, self._world.size)
+        asked = settled(asked, chosen.wish)
+        precision, num_steps = str(asked.mixed_precision), asked.gradient_accumulation_steps
         numbers = Precision(
             precision,
             self._world.device,
@@ -137,8 +140,6 @@ class Accelerator(
         )
         if precision == "bf16" and self._world.device.type == "cpu" and self._world.rank == 0:
             say_how_bf16_runs()
-        ways = Ways(strategy, fsdp_plugin, parallelism_config, launch.get("wish"))
-        chosen = chosen_strategy(ways, self._handlers, asked, self._world.size)
         self._engine = build(chosen.wish, self._world, numbers)
         self._readers = self._engine.layout.readers
         self._clock = Clock(num_steps, self._passes, plugin)
@@ -159,7 +160,7 @@ class Accelerator(
             self.project_configuration.set_directories(project_dir)
         self._begin_keeping()
         self._choose_trackers(log_with)
-        self._plugins = Plugins(self._engine.kind, chosen.fsdp_plugin, chosen.axes)
+        self._plugins = Plugins(self._engine.kind, chosen.plugin, chosen.axes)
         faces = faces_of(self, self._clock, plugin, precision, self._dynamo, self._plugins)
         self.state, self.gradient_state = faces
         self._live = live_events(self._engine.layout.loss_owner, self._world, self._wardrobe)

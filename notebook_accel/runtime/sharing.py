@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.parallelism import ParallelismConfig
+from notebook_accel.config.strategy import Plugin
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Plugins:
     """What says how models lie across ranks; ``kind`` is None where each rank has the whole."""
 
     kind: DistributedType | None = None
-    fsdp: FullyShardedDataParallelPlugin | None = None
+    plugin: Plugin | None = None
     axes: ParallelismConfig | None = None
 
 
@@ -26,7 +27,8 @@ class Sharing:
     @property
     def fsdp_plugin(self) -> FullyShardedDataParallelPlugin | None:
         """How models are sharded; None, if no plugin said it."""
-        return self._plugins.fsdp
+        plugin = self._plugins.plugin
+        return plugin if isinstance(plugin, FullyShardedDataParallelPlugin) else None
 
     @property
     def deepspeed_plugin(self) -> None:

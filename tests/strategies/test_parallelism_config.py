@@ -109,4 +109,10 @@ def test_a_plugin_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         Accelerator(cpu=True, fsdp_plugin="full_shard")
     assert error.value.what == "fsdp_plugin='full_shard' is no FullyShardedDataParallelPlugin"
-    assert "strategy=FSDP(...)" in error.value.fix
+    assert "fsdp_plugin=FullyShardedDataParallelPlugin(...)" in error.value.fix
+
+
+def test_a_plugin_that_comes_later_is_refused_by_its_argument() -> None:
+    with pytest.raises(NotHere) as error:
+        Accelerator(cpu=True, torch_tp_plugin=object())
+    assert "Accelerator(torch_tp_plugin=" in error.value.what
