@@ -27,7 +27,14 @@ demo: env
 test: env
 	$(RUN) -m pytest -n $(ABREAST) --dist loadfile $(TESTS)
 
-test-slow: env
+# The real engines and libraries that slow tests drive; the default suite does without them.
+ENGINES := $(VENV)/.engines
+
+$(ENGINES): $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,deepspeed,fp8,libraries]'
+	@touch $@
+
+test-slow: $(ENGINES)
 	$(RUN) -m pytest -m 'slow and not soak' $(TESTS)
 
 soak: env
