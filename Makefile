@@ -10,7 +10,7 @@ TESTS ?= tests
 # Most tests wait for processes: two at a time, whole files, halve the time on two cores.
 ABREAST ?= 2
 
-.PHONY: env demo test test-slow soak lint format bench notebooks clean
+.PHONY: env demo test test-slow soak lint format bench notebooks docs clean
 
 env: $(READY)
 
@@ -42,6 +42,10 @@ soak: env
 
 notebooks: env
 	$(RUN) -m pytest -m 'not browser' tests/notebooks
+
+# Every notebook as a page with its outputs, under out/notebooks.
+docs: env
+	$(RUN) notebooks/render.py
 
 lint: env
 	$(RUN) -m ruff check .
