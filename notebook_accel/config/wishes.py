@@ -6,7 +6,7 @@ A wish knows nothing of torch; ``strategies.registry.build`` turns it into a liv
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from notebook_accel.config.schema import check_choice
@@ -22,7 +22,9 @@ STATE_DICT_TYPES = ("full_state_dict", "sharded_state_dict")
 SHARD_DTYPES = ("fp32", "fp16", "bf16")
 
 # In what order a pipeline's stages take forward and backward of micro-batches.
-SCHEDULES = ("1f1b", "gpipe")
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+# What FSDP asks for that a stage of a pipeline does not do.
+_NOT_INSIDE = ("cpu_offload", "ignored_modules", "param_dtype", "reduce_dtype", "output_dtype")
 
 
 @dataclass(frozen=True)
@@ -162,20 +164,22 @@ class TensorParallel(Strategy):
 
 @dataclass(frozen=True)
 class Pipeline(Strategy):
-    """The model in ``stages``, one on each of so many neighboring ranks, which share one batch.
+    """The model in ``stages``, which neighboring ranks run one after the other on one batch.
 
-    A batch is cut into ``num_microbatches`` (as many as stages, if nothing is said; fewer where its
-    rows do not divide evenly), so that stages work at the same time. ``split`` names the modules
-    where the second stage begins, the third, and so on; without it the blocks of the model's list
-    are divided by their numbers of parameters. ``schedule`` is "1f1b" (a backward as soon as one
-    can be, with the fewest micro-batches in memory) or "gpipe" (all forwards, then all backwards).
-    Groups of ranks read different data, and average gradients once an update. The loop calls
-    ``accelerator.forward_backward``. Every rank keeps all parameters: what is divided are
-    activations, gradients and optimizer states.
+    A rank runs ``stages_per_rank`` of them (the first rank the first one, and again the first one
+    of each further round). A batch is cut into ``num_microbatches`` (as many as stages, if nothing
+    is said; fewer where its rows do not divide evenly), so that stages work at the same time.
+    ``split`` names the modules where the second stage begins, the third, and so on; without it the
+    blocks of the model's list are divided by their numbers of parameters. ``schedule`` is "1f1b" (a
+    backward as soon as one can be, with the fewest micro-batches in memory; "interleaved" is its
+    name for several stages a rank) or "gpipe" (all forwards, then all backwards). ``inside`` says
+    how one stage lies on its ranks: ``DDP()`` in copies that read different data, ``FSDP()`` in
+    parts between batches, ``TensorParallel()`` with its layers divided as well. The loop calls
+    ``accelerator.forward_backward``. From the first batch on a rank holds its own stages only.
 
     Errors: ConfigError for what cannot be.
-    Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream";
-    torch.distributed.pipelining.
+    Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream"; Narayanan et al. 2021,
+    "Efficient large-scale language model training on GPU clusters"; torch.distributed.pipelining.
     """
 
     name: ClassVar[str] = "pipeline"
@@ -183,10 +187,12 @@ class Pipeline(Strategy):
     num_microbatches: int | None = None
     schedule: str = "1f1b"
     split: tuple[str, ...] | None = None
+    stages_per_rank: int = 1
+    inside: Strategy = field(default_factory=DDP)
 
     def __post_init__(self) -> None:
         choose(self.schedule, "schedule", SCHEDULES)
-        for name in ("stages", "num_microbatches"):
+        for name in ("stages", "num_microbatches", "stages_per_rank"):
             value = getattr(self, name)
             if name == "num_microbatches" and value is None:
                 continue
@@ -202,6 +208,56 @@ class Pipeline(Strategy):
                 "the first stage begins with the model, each other one at a module that is named",
                 f"name {self.stages - 1}, or leave split out",
             )
+        if self.stages % self.stages_per_rank:
+            raise ConfigError(
+                f"Pipeline(stages={self.stages}, stages_per_rank={self.stages_per_rank})",
+                f"every rank runs equally many stages, and {self.stages} are not a multiple of "
+                f"{self.stages_per_rank}",
+                f"write stages={self.stages_per_rank * 2}, or another multiple",
+            )
+        if self.schedule == "interleaved" and self.stages_per_rank == 1:
+            raise ConfigError(
+                "Pipeline(schedule='interleaved') with one stage a rank",
+                "what is interleaved are the several stages of one rank",
+                f"write Pipeline(stages={self.stages * 2}, stages_per_rank=2), or schedule='1f1b'",
+            )
+        _check_inside(self.inside)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks one after the other run the stages."""
+        return self.stages // self.stages_per_rank
+
+    @property
+    def tensor(self) -> TensorParallel | None:
+        """How layers of a stage are divided; None, if they are not."""
+        divides = isinstance(self.inside, TensorParallel) and self.inside.size > 1
+        return self.inside if divides else None  # type: ignore[return-value]
+
+    @property
+    def data(self) -> FSDP | None:
+        """How the readers of data share a stage's parameters; None, if each has them all."""
+        inside = self.inside.data if isinstance(self.inside, TensorParallel) else self.inside
+        return inside if isinstance(inside, FSDP) else None
+
+
+def _check_inside(inside: Any) -> None:
+    if not isinstance(inside, (DDP, FSDP, TensorParallel)):
+        raise ConfigError(
+            f"Pipeline(inside={inside!r})",
+            "it says how the ranks of one stage share it",
+            "write inside=DDP(), FSDP() or TensorParallel(size=2, plan=...)",
+        )
+    data = inside.data if isinstance(inside, TensorParallel) else inside
+    plain = type(data)()
+    names = _NOT_INSIDE if isinstance(data, FSDP) else [one.name for one in fields(data)]
+    odd = [name for name in names if getattr(data, name) != getattr(plain, name)]
+    if odd:
+        raise ConfigError(
+            f"Pipeline(inside={type(data).__name__}({odd[0]}={getattr(data, odd[0])!r}))",
+            "a stage averages and divides its own parameters, and does not do this",
+            f"leave {', '.join(odd)} out, or use {type(data).__name__} without a pipeline",
+        )
 
 
 def refuse_class(strategy: Any) -> None:

@@ -46,13 +46,17 @@ class Layout:
 
     ``data_rank`` of ``data_size`` readers reads its own samples; ``readers`` is the data rank of
     each rank where several read the same, else empty. ``loss_owner`` tells whether this rank's loss
-    is a real one.
+    is a real one. ``shard_rank``, ``tensor_rank`` and ``pipeline_rank`` are its places along the
+    axes that divide parameters, layers and stages.
     """
 
     data_rank: int = 0
     data_size: int = 1
     loss_owner: bool = True
     readers: tuple[int, ...] = ()
+    shard_rank: int = 0
+    tensor_rank: int = 0
+    pipeline_rank: int = 0
 
 
 class Engine:
