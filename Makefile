@@ -31,7 +31,7 @@ test: env
 ENGINES := $(VENV)/.engines
 
 $(ENGINES): $(READY)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,deepspeed,fp8,libraries]'
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,deepspeed,docs,fp8,libraries]'
 	@touch $@
 
 test-slow: $(ENGINES)
@@ -43,9 +43,11 @@ soak: env
 notebooks: env
 	$(RUN) -m pytest -m 'not browser' tests/notebooks
 
-# Every notebook as a page with its outputs, under out/notebooks.
-docs: env
+# The documentation under out/site, with every notebook as a page with its outputs.
+docs: $(ENGINES)
+	$(RUN) -m mkdocs build --quiet
 	$(RUN) notebooks/render.py
+	rm -rf out/site/notebooks && cp -r out/notebooks out/site/notebooks
 
 lint: env
 	$(RUN) -m ruff check .
