@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
+from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.wishes import (
     DDP,
     FSDP,
@@ -44,8 +45,32 @@ def build(wish: Strategy | None, world: World, precision: Precision) -> Engine:
 
 
 def outsiders() -> dict[type[Strategy], Maker]:
-    """The wishes of other packages, with what makes their engines."""
-    return dict(entry.load() for entry in entry_points(group=ENTRY_POINT_GROUP))
+    """Give the wishes of other packages, with what makes their engines.
+
+    Errors: ConfigError naming a package that does not work.
+    """
+    return dict(map(_loaded, entry_points(group=ENTRY_POINT_GROUP)))
+
+
+def _loaded(entry: EntryPoint) -> tuple[type[Strategy], Maker]:
+    try:
+        pair = entry.load()
+    except Exception as reason:  # whatever a package of somebody else may raise
+        raise _unusable(entry, f"{type(reason).__name__}: {reason}") from reason
+    match pair:
+        case (type() as wish, maker) if issubclass(wish, Strategy) and callable(maker):
+            return wish, maker
+    raise _unusable(entry, f"it names {pair!r}")
+
+
+def _unusable(entry: EntryPoint, why: str) -> ConfigError:
+    package = entry.name if entry.dist is None else entry.dist.name
+    return ConfigError(
+        f"the strategy {entry.name} ({entry.value}) cannot be used: {why}",
+        f"an entry point of the group {ENTRY_POINT_GROUP!r} names a pair: the class of a wish, and "
+        "what makes an engine of (wish, world, precision)",
+        f"mend the package {package}, or remove it: pip uninstall {package}",
+    )
 
 
 def _single(wish: SingleDevice, world: World, precision: Precision) -> Engine:
@@ -87,11 +112,25 @@ def _tensor(wish: TensorParallel, world: World, precision: Precision) -> Engine:
 
 
 def _pipeline(wish: Pipeline, world: World, precision: Precision) -> Engine:
-    if wish.stages == 1:  # nothing is cut
-        return build(None, world, precision)
+    if wish.num_ranks == 1:  # nothing is cut
+        return build(wish.inside if world.size > 1 else None, world, precision)
     from notebook_accel.strategies.pipeline import PipelineEngine
 
     return PipelineEngine(wish, world, precision)
+
+
+def _sequence(wish: SequenceParallel, world: World, precision: Precision) -> Engine:
+    if wish.size == 1:  # nothing is cut
+        return build(wish.data, world, precision)
+    if world.size == 1:
+        raise ConfigError(
+            f"SequenceParallel(size={wish.size}) in a world of one rank",
+            "each sequence is divided over several ranks",
+            f"launch num_processes={wish.size}, or a multiple",
+        )
+    from notebook_accel.strategies.sequence import sequence_engine
+
+    return sequence_engine(wish, world, precision)
 
 
 BUILT_IN: dict[type[Strategy], Maker] = {
@@ -100,4 +139,5 @@ BUILT_IN: dict[type[Strategy], Maker] = {
     FSDP: _fsdp,
     TensorParallel: _tensor,
     Pipeline: _pipeline,
+    SequenceParallel: _sequence,
 }
