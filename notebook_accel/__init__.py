@@ -46,6 +46,7 @@ _WHERE = {
     "TensorParallel": "config.wishes",
     "WorkerDied": "errors",
     "WorkerFailed": "errors",
+    "advise": "launch.advice",
     "debug_launcher": "launch.launcher",
     "doctor": "launch.doctor",
     "find_executable_batch_size": "runtime.memory",
@@ -85,7 +86,7 @@ _FACES = (
     "utils",
 )
 
-_MODULES = {"runs": "ui.runs"}  # modules under a public name
+_MODULES = {"playground": "ui.playground", "runs": "ui.runs"}  # modules under a public name
 
 __all__ = sorted([*_WHERE, *_MODULES, "__version__"])
 
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
         WorkerDied,
         WorkerFailed,
     )
+    from notebook_accel.launch.advice import advise
     from notebook_accel.launch.doctor import doctor
     from notebook_accel.launch.forkserver import shutdown
     from notebook_accel.launch.handle import Run
@@ -135,7 +137,7 @@ if TYPE_CHECKING:
     from notebook_accel.runtime.memory import find_executable_batch_size
     from notebook_accel.runtime.operations import synchronize_rng_states
     from notebook_accel.runtime.pieces import prepare_pippy
-    from notebook_accel.ui import runs
+    from notebook_accel.ui import playground, runs
     from notebook_accel.ui.picker import DevicePicker, LaunchPicker, PrecisionPicker
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from notebook_accel.cli.child import call
 from notebook_accel.cli.parsing import count
+from notebook_accel.config.budget import OPTIMIZERS
+from notebook_accel.config.offers import KINDS
 from notebook_accel.launch.devices import accelerators
 
 # Bytes of a parameter stored as this.
 DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
-OPTIMIZERS = ("adamw", "adam", "adam8bit", "adafactor", "lion", "momentum", "sgd")
 _ADAM_COPIES = 4  # weights, gradients and two moments
 
 
@@ -54,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--num_processes", type=count, nargs="+", default=[1, 2], help="world sizes (default: 1 2)"
     )
+    train.add_argument("--strategy", choices=KINDS, help="tell of this one alone (default: all)")
     parser.add_argument("--json", action="store_true", help="print bytes as JSON")
 
 
@@ -70,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
         precision=options.mixed_precision,
         optimizer=options.optimizer,
         num_processes=options.num_processes,
+        strategy=options.strategy,
     )
     found["weights"] = {name: _stored(found["sizes"], name) for name in options.dtypes}
     if options.json:
@@ -97,18 +100,20 @@ def table(found: dict[str, Any], precision: str, optimizer: str) -> str:
     inputs = f", batch {found['input']}" if found["input"] else ""
     lines += ["", f"training, each process: mixed_precision={precision}, {optimizer}{inputs}"]
     names = ("weights", "gradients", "optimizer", "activations", "other", "total")
-    widths = (10, 11, 11, 12, 9, 12)
+    widths = (9, 10, 10, 12, 9, 12)
     head = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
     for ranks, rows in found["training"].items():
+        if not rows:  # the strategy that was named is not for so many
+            continue
         many = f"{ranks} process{'es' if ranks != '1' else ''}"
-        lines += ["", f"{many:<15}{head}"]
+        lines += ["", f"{many:<18}{head}"]
         for row in rows:
             unknown = {}
             if sizes["activations"] is None:
                 unknown = {"activations": "?", "total": f"{size(row['total'])} + ?"}
             cells = [unknown.get(name, size(row[name])) for name in names]
             cells = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
-            lines.append(f"{row['strategy']:<15}{''.join(cells)}")
+            lines.append(f"{row['strategy']:<18}{''.join(cells)}")
     if sizes["activations"] is None:
         said = f"?: activations are unknown, and no total has them: {sizes['why']}"
         lines += ["", textwrap.fill(said, 80)]

@@ -326,6 +326,8 @@ class PreparedLoader(DataLoader[Any]):
                     mark.stream_state, batch = batch.state, batch.content
                 elif shares is not None:
                     one.share = shares.popleft()
+                if seat.cut is not None:
+                    batch = seat.cut(batch)
                 if device is not None:
                     batch = to_device(batch, device, non_blocking=seat.non_blocking)
                 one.batch = batch

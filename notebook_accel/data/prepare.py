@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,8 +41,11 @@ def prepare_loader(
     passes: Passes | None = None,
     loading: DataLoaderConfiguration | None = None,
     rng_types: tuple[RNGType, ...] = (),
+    cut: Callable[[Any], Any] | None = None,
 ) -> PreparedLoader:
     """Make the loader that reads rank ``data_rank``'s share among ``data_size`` readers.
+
+    ``cut`` gives this rank's part of each batch, where several ranks share one.
 
     Ranks: all ranks call it, and iterate the result together.
     Errors: ConfigError for a sampler made for another number of ranks, or a batch size that
@@ -55,6 +59,7 @@ def prepare_loader(
         world.device if put_on_device and world.device.type != "cpu" else None,
         loading.non_blocking or source.pin_memory,
         rng_types if world.size > 1 else (),
+        cut,
     )
     reader = plain_copy(source)
     is_stream = isinstance(source.dataset, IterableDataset)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -35,7 +35,8 @@ class Seat:
     """Where a rank sits that reads: as ``rank`` of ``size`` readers, its batches on ``device``.
 
     ``device`` None leaves batches where they are made. ``rng_types`` are the random numbers that
-    ranks share at the start of each pass, beside the samplers'.
+    ranks share at the start of each pass, beside the samplers'. ``cut`` gives this rank's part of a
+    batch that several ranks share.
     """
 
     world: World
@@ -44,6 +45,7 @@ class Seat:
     device: torch.device | None
     non_blocking: bool
     rng_types: tuple[RNGType, ...] = ()
+    cut: Callable[[Any], Any] | None = None
 
 
 class Bookmark:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from notebook_accel.config import training
 from notebook_accel.config.accumulation import GradientAccumulationPlugin, chosen_accumulation
 from notebook_accel.config.dynamo import TorchDynamoPlugin, chosen_plugin
+from notebook_accel.config.fp8 import chosen_recipe
 from notebook_accel.config.handlers import (
     AutocastKwargs,
     GradScalerKwargs,
@@ -55,7 +56,6 @@ from notebook_accel.runtime.sharing import Plugins
 from notebook_accel.runtime.showing import Showing
 from notebook_accel.runtime.stepping import Stepping
 from notebook_accel.runtime.uncaught import leave_our_frames_out
-from notebook_accel.strategies.cpu_bf16 import say_how_bf16_runs
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
@@ -137,11 +137,12 @@ class Accelerator(
             self._world.device,
             scaler=self._handlers.kwargs(GradScalerKwargs),
             cast=self._handlers.kwargs(AutocastKwargs),
+            recipe=chosen_recipe(self._handlers, asked),
         )
-        if precision == "bf16" and self._world.device.type == "cpu" and self._world.rank == 0:
-            say_how_bf16_runs()
+        if self._world.rank == 0:
+            numbers.announce()
         self._engine = build(chosen.wish, self._world, numbers)
-        self._readers = self._engine.layout.readers
+        self._readers, self._joined = self._engine.layout.readers, self._engine.joined
         self._clock = Clock(num_steps, self._passes, plugin)
         self._seed = Seed()
         self._wardrobe = Wardrobe(
@@ -170,7 +171,7 @@ class Accelerator(
 
     @property
     def mixed_precision(self) -> str:
-        """In what forward passes run: "no", "bf16" or "fp16"."""
+        """In what forward passes run: "no", "bf16", "fp16" or "fp8"."""
         return self._engine.precision.name
 
     @property
@@ -344,8 +345,7 @@ class Accelerator(
         if self._clock.sync and (self._engine.scales or self._clock.rescale is not None):
             wanted = set(map(id, listed))
             for optimizer in self._wardrobe.optimizers:
-                groups = optimizer.param_groups
-                if any(id(one) in wanted for group in groups for one in group["params"]):
+                if any(id(one) in wanted for one in self._engine.trained(optimizer.inner)):
                     optimizer.settle()
         return listed
 

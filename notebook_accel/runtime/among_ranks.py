@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ class AmongRanks(Turns):
     """A rank of ``world``; ``flags`` is how a launched run is asked to stop."""
 
     _readers: Sequence[int] = ()  # of each rank, where several read the same data
+    _joined: Callable[[Any], Any] | None = None  # joins what several ranks have of a sample
 
     def __init__(self, world: World, flags: Flags | None) -> None:
         self._world = world
@@ -90,6 +91,8 @@ class AmongRanks(Turns):
         Ranks: all ranks call it, once a batch.
         """
         self._boundary()
+        if self._joined is not None:
+            input_data = self._joined(input_data)
         return gather_for_metrics(
             input_data, self._world, self._passes, use_gather_object, self._readers
         )

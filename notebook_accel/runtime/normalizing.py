@@ -36,7 +36,7 @@ class Normalizing:
         """
         count = torch.as_tensor(num_items, dtype=torch.float32, device=loss_sum.device)
         divisor = self._clock.weigh(count.detach(), self._total)
-        return loss_sum * self._engine.layout.data_size / divisor
+        return loss_sum * self._world.size / divisor  # ranks with equal losses are counted too
 
     def _total(self, count: Tensor) -> Any:
         # Nothing to count is nothing to learn from: the sum is 0 too.

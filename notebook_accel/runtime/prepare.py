@@ -20,6 +20,7 @@ from notebook_accel.events import context, tasks
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.optimizer import PreparedOptimizer, PreparedScheduler, cannot_travel
 from notebook_accel.strategies.base import Engine, Parts
+from notebook_accel.strategies.dummies import DummyScheduler
 
 
 class Wardrobe:
@@ -45,7 +46,7 @@ class Wardrobe:
         self._rng_types = tuple(one for one in rng_types if one != RNGType.GENERATOR)
         self._clock = clock
         clock.forget_gradients = self.forget_gradients
-        clock.keeps_apart &= engine.layout.data_size > 1
+        clock.keeps_apart &= engine.layout.averages
         self._passes = passes
         self._after_step = after_step
         self._with_optimizer = step_scheduler_with_optimizer
@@ -107,12 +108,11 @@ class Wardrobe:
     def _scheduler(self, inner: LRScheduler) -> PreparedScheduler:
         own = _bare(getattr(inner, "optimizer", None))
         bound = [one for one in self.optimizers if own is one.inner]
+        steps = self._schedule_steps
+        if isinstance(inner, DummyScheduler):  # its length is counted in updates
+            inner, steps = self._engine.schedule(inner), 1
         scheduler = PreparedScheduler(
-            inner,
-            bound or list(self.optimizers),
-            self._clock,
-            self._schedule_steps,
-            self._with_optimizer,
+            inner, bound or list(self.optimizers), self._clock, steps, self._with_optimizer
         )
         self.schedulers.append(scheduler)
         return scheduler
@@ -128,6 +128,7 @@ class Wardrobe:
             passes=self._passes,
             loading=self._loading,
             rng_types=self._rng_types,
+            cut=self._engine.cutter(),
         )
         self.loaders.append(loader)
         return loader

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from notebook_accel.config.absent import not_here
 from notebook_accel.config.dynamo import TorchDynamoPlugin
-from notebook_accel.config.kinds import DistributedType
+from notebook_accel.config.kinds import DistributedType, FP8BackendType
 from notebook_accel.errors import NotHere
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
@@ -105,12 +104,14 @@ class Showing(Sharing):
         return [one for one, _ in self._registered]
 
     @property
-    def torch_device_mesh(self) -> None:
-        """The mesh of ranks; None, as there is one dimension."""
+    def torch_device_mesh(self) -> Any:
+        """The mesh of ranks, where they are laid out along named axes; else None."""
+        return self._engine.mesh
 
     @property
-    def fp8_backend(self) -> None:
-        """Which library computes in eight bits; None, as none does."""
+    def fp8_backend(self) -> FP8BackendType | None:
+        """Which library computes in eight bits; None in other precisions."""
+        return FP8BackendType.AO if self._engine.precision.eight_bits is not None else None
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
@@ -168,11 +169,18 @@ class Showing(Sharing):
     def maybe_context_parallel(
         self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None
     ) -> Any:
-        """Split long sequences over ranks inside the block, where that was asked for; not here."""
-        return nullcontext()
+        """Cut sequences in place inside the block, under ``ParallelismConfig(cp_size=...)``.
+
+        Each rank has its part of ``buffers`` along ``buffer_seq_dims``, and attention of prepared
+        models sees the whole; after the block they are whole again, but for ``no_restore_buffers``.
+        Elsewhere nothing happens: there is nothing to cut, or the prepared loader has cut it.
+
+        Ranks: all ranks enter it, those of a sequence with the same tensors.
+        """
+        return self._engine.sequences_cut(buffers, buffer_seq_dims, no_restore_buffers)
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
-        """Split sequences of a loader over ranks, where that was asked for; not here."""
+        """Give a prepared loader back: where sequences are divided, it divides them."""
         return dl
 
     @property
@@ -185,11 +193,8 @@ class Showing(Sharing):
 
     @property
     def context_parallel_rank(self) -> int:
-        """This rank's part of long sequences.
-
-        Errors: NotHere.
-        """
-        raise not_here("context_parallel_rank")
+        """Which part of sequences this rank has."""
+        return self._engine.layout.sequence_rank
 
     def lomo_backward(self, loss: Any, learning_rate: float) -> None:
         """Step inside backward with a LOMO optimizer.

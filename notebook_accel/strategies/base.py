@@ -21,12 +21,7 @@ from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.compiled import uncompiled
-from notebook_accel.strategies.precision import (
-    MixedForward,
-    Precision,
-    plain_forward,
-    upcast_outputs,
-)
+from notebook_accel.strategies.precision import Precision, mix, plain_forward, upcast_outputs
 
 _ZERO_GRAD = Optimizer.zero_grad
 
@@ -46,8 +41,9 @@ class Layout:
 
     ``data_rank`` of ``data_size`` readers reads its own samples; ``readers`` is the data rank of
     each rank where several read the same, else empty. ``loss_owner`` tells whether this rank's loss
-    is a real one. ``shard_rank``, ``tensor_rank`` and ``pipeline_rank`` are its places along the
-    axes that divide parameters, layers and stages.
+    is a real one. ``shard_rank``, ``tensor_rank``, ``pipeline_rank`` and ``sequence_rank`` are its
+    places along the axes that divide parameters, layers, stages and sequences. Gradients are
+    averaged over ``num_averaged`` ranks, if these are more than the readers.
     """
 
     data_rank: int = 0
@@ -57,6 +53,13 @@ class Layout:
     shard_rank: int = 0
     tensor_rank: int = 0
     pipeline_rank: int = 0
+    sequence_rank: int = 0
+    num_averaged: int = 1
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are averaged over several ranks."""
+        return max(self.num_averaged, self.data_size) > 1
 
 
 class Engine:
@@ -101,10 +104,9 @@ class Engine:
 
     def mix(self, model: nn.Module) -> nn.Module:
         """Let ``model``'s forward run in this engine's precision."""
-        inner = uncompiled(model)
-        plain_forward(inner)  # an Accelerator of a cell run before may have left its precision
-        if self.precision.dtype is not None:
-            inner.forward = MixedForward(inner.forward, self.precision)
+        mix(uncompiled(model), self.precision)
+        if self.precision.eight_bits is not None and self.world.rank == 0:
+            self.precision.eight_bits.note_of_none(uncompiled(model))
         return model
 
     def place_for_evaluation(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
@@ -120,6 +122,24 @@ class Engine:
     def describe(self, model: nn.Module) -> str:
         """Say in a few words what became of ``model``; nothing if it is as it was."""
         return ""
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh of ranks, where they are laid out along named axes; else None."""
+        return None
+
+    def cutter(self) -> Callable[[Any], Any] | None:
+        """Make what gives this rank's part of each batch of one loader; None: it has the whole."""
+        return None
+
+    def joined(self, tree: Any) -> Any:
+        """Put together what several ranks have of the same samples, before these are gathered."""
+        return tree
+
+    @contextmanager
+    def sequences_cut(self, buffers: Any, dims: Any, kept_cut: Any) -> Iterator[None]:
+        """Cut sequences in place inside the block, where the loop is to cut them; not here."""
+        yield
 
     def upcast_outputs(self, model: nn.Module, upcast: bool) -> None:
         """Say whether half-precision outputs of ``model`` are made float32."""
@@ -197,6 +217,14 @@ class Engine:
         """Give what is trained in place of ``parameters``, which may be from before ``wrap``."""
         return list(parameters)
 
+    def trained(self, optimizer: Optimizer) -> list[Tensor]:
+        """List the parameters that ``optimizer`` trains, as the model has them."""
+        return [one for group in optimizer.param_groups for one in group["params"]]
+
+    def schedule(self, scheduler: Any) -> Any:
+        """Make the scheduler that a stand-in of an engine's own configuration stands for."""
+        return scheduler
+
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together."""
         grads = [one.grad for one in parameters if one.grad is not None]
@@ -249,12 +277,27 @@ class Engine:
         """Give the optimizer's state as a checkpoint keeps it: whole, or this rank's parts."""
         return optimizer.state_dict()
 
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Give the optimizer's state to the person."""
+        return optimizer.state_dict()
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Load what ``optimizer_state`` or ``kept_optimizer_state`` gave."""
+        optimizer.load_state_dict(state)
+
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Give the model's whole state, with the keys of the person's own module.
 
         Ranks: all ranks call it.
         """
         return self.unwrap(model).state_dict()
+
+    def load_into(self, model: nn.Module, state: dict[str, Any], strict: bool) -> Any:
+        """Load a state whose names and parts are those of ``unwrap(model)``; gives what torch does.
+
+        Ranks: all ranks call it.
+        """
+        return self.unwrap(model).load_state_dict(state, strict=strict)
 
     def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` gave, or the plain module's state.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -38,6 +39,27 @@ def mesh_of(world: World, replicas: int = 1, tp: int = 1, pp: int = 1) -> Device
     return _mesh(world, tuple(kept.items()), id(dist.group.WORLD))
 
 
+def mesh_of_stages(world: World, replicas: int, pp: int, tp: int = 1) -> DeviceMesh:
+    """Lay all ranks out for a pipeline: its stages first, then the ranks that share one stage.
+
+    Ranks that compute a layer together are neighbors, then those of a pipeline. Axes: "pp",
+    "dp_replicate", "tp", "dp_shard", without those of one rank; what "tp" leaves is sharded.
+
+    Ranks: all ranks call it.
+    Errors: ConfigError where the axes do not multiply to the world.
+    """
+    known = {"replicas": replicas, "pipeline ranks": pp, "tensor parallel size": tp}
+    group = math.prod(known.values())
+    if world.size % group:
+        asked = " x ".join(f"{name}={size}" for name, size in known.items() if size > 1)
+        raise ConfigError(
+            f"{asked} in a world of {world.size} ranks",
+            f"groups of {group} ranks do not fill it",
+            f"launch a multiple of {group} processes, or ask for divisors of {world.size}",
+        )
+    return _mesh_of_stages(world, (replicas, world.size // group, pp, tp), id(dist.group.WORLD))
+
+
 def data_axes(mesh: DeviceMesh) -> DeviceMesh:
     """Give the axes along which ranks read different data; the last one shards."""
     names = tuple(name for name in mesh.mesh_dim_names or () if name.startswith("dp_"))
@@ -49,9 +71,32 @@ def num_readers(mesh: DeviceMesh) -> int:
     return math.prod(data_axes(mesh).shape)
 
 
+def sequence_mesh(world: World, size: int, tp: int, axis: str, replicas: int) -> DeviceMesh:
+    """Lay all ranks out with ``size`` neighbors along ``axis``, which share sequences.
+
+    Ranks: all ranks call it.
+    """
+    readers = world.size // (size * tp)
+    copies = replicas if readers % replicas == 0 else 1
+    axes = {"dp_replicate": copies, "dp_shard": readers // copies, axis: size, "tp": tp}
+    kept = {name: num for name, num in axes.items() if num > 1 or name == axis}
+    return _mesh(world, tuple(kept.items()), id(dist.group.WORLD))
+
+
 @functools.cache  # each new mesh would make process groups of its own
 def _mesh(world: World, axes: tuple[tuple[str, int], ...], group: int) -> DeviceMesh:
     names, shape = zip(*axes, strict=True)
     mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=names)
     world.wait()  # a rank that ended now would break connections that others still make
+    return mesh
+
+
+@functools.cache
+def _mesh_of_stages(world: World, sizes: tuple[int, int, int, int], group: int) -> DeviceMesh:
+    ranks = torch.arange(world.size).view(sizes).permute(2, 0, 3, 1)
+    names = ("pp", "dp_replicate", "tp", "dp_shard")
+    kept = [name for name, size in zip(names, ranks.shape, strict=True) if size > 1]
+    shape = [size for size in ranks.shape if size > 1]
+    mesh = DeviceMesh(world.device.type, ranks.reshape(shape), mesh_dim_names=tuple(kept))
+    world.wait()
     return mesh

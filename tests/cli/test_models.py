@@ -29,7 +29,7 @@ def test_estimate_memory_prints_a_table_of_80_columns_and_imports_no_torch_itsel
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "Sequential: 325 parameters" in done.stdout
-    for row in ("float32", "int4", "one process", "ddp", "fsdp, full", "zero 3", "tensor"):
+    for row in ("float32", "int4", "single device", "DDP", "FSDP", "FSDP, gradients"):
         assert any(line.startswith(f"{row} ") for line in done.stdout.splitlines()), row
 
 
@@ -41,7 +41,7 @@ def test_estimate_memory_as_json_gives_bytes(tmp_path: Path) -> None:
     assert found["weights"]["float32"] == {"layer": 880, "total": 1300, "training": 5200}
     assert list(found["weights"]) == ["float32", "int4"]
     (row,) = found["training"]["1"]
-    assert (row["weights"], row["optimizer"], row["activations"]) == (1300, 2600, 0)
+    assert (row["weights"], row["optimizer"], row["activations"]) == (1300, 2600 + 4 * 4, 0)
     assert found["sizes"]["activations"] is None and "--input_shape" in found["sizes"]["why"]
 
 
@@ -53,7 +53,7 @@ def test_a_total_without_activations_says_so_and_a_shape_that_does_not_fit_fails
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    row = next(line for line in lines if line.startswith("one process "))
+    row = next(line for line in lines if line.startswith("single device "))
     assert row.split("B")[-1].strip() == "+ ?" and " ? " in row
     said = "?: activations are unknown, and no total has them: its forward pass failed on 1 x 3 x"
     assert said in " ".join(done.stdout.split())

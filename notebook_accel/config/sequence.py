@@ -1,0 +1,131 @@
+"""The wish for sequences divided over ranks, and Accelerate's settings that say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from notebook_accel.config.resolve import resolve
+from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel, choose
+from notebook_accel.errors import ConfigError
+
+# How attention sees the whole sequence, and where sequences are cut.
+EXCHANGES = ("heads", "keys")
+CUTS = ("loader", "context")
+
+
+@dataclass(frozen=True)
+class SequenceParallel(Strategy):
+    """Each sequence cut up over ``size`` neighboring ranks, which compute it together.
+
+    The loop stays as it is: a prepared loader gives each rank its part of dimension 1 of a batch
+    (every tensor that is as long there as the first), and ``F.scaled_dot_product_attention`` inside
+    a prepared model sees whole sequences. ``exchange`` says how: "heads" gives each rank all tokens
+    of some heads, whose number must divide; "keys" gives it all keys and values, and suits any
+    number of heads. ``pad`` lengthens sequences that do not divide: what each entry of a batch is
+    filled with, by its key or place ({"input_ids": 0, "labels": -100}). ``cut="context"`` leaves
+    batches whole, for ``accelerator.maybe_context_parallel`` to cut. At a model's first call a few
+    tokens are computed both ways and compared; ``check=False`` leaves that out. ``length``, where
+    it is given, is that of all sequences. ``data`` says how all ranks share the parameters:
+    ``DDP()``, ``FSDP()`` or ``TensorParallel()``.
+
+    Errors: ConfigError for what cannot be.
+    Source: Jacobs et al. 2023, "DeepSpeed Ulysses" (heads); Dubey et al. 2024, "The Llama 3 herd
+    of models", section 3.3.2 (keys).
+    """
+
+    name: ClassVar[str] = "sequence"
+    size: int = 2
+    exchange: str = "heads"
+    pad: Mapping[Any, float] | None = None
+    cut: str = "loader"
+    check: bool = True
+    length: int | None = None
+    data: DDP | FSDP | TensorParallel = field(default_factory=DDP)
+
+    @property
+    def axis(self) -> str:
+        """What Accelerate calls the axis of ranks: "cp" where the loop cuts, else "sp"."""
+        return "cp" if self.cut == "context" else "sp"
+
+    def __post_init__(self) -> None:
+        choose(self.exchange, "exchange", EXCHANGES)
+        choose(self.cut, "cut", CUTS)
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise ConfigError(
+                f"SequenceParallel(size={self.size!r})",
+                "it is how many ranks compute each sequence together",
+                "write a divisor of the number of processes, for example size=2",
+            )
+        if not isinstance(self.data, (DDP, FSDP, TensorParallel)):
+            raise ConfigError(
+                f"SequenceParallel(data={self.data!r})",
+                "it is how all ranks share the parameters",
+                "write data=DDP(), data=FSDP() or data=TensorParallel(...)",
+            )
+
+
+@dataclass
+class TorchContextParallelConfig:
+    """How keys and values travel under ``ParallelismConfig(cp_size=...)``.
+
+    "allgather" gives each rank all of them; "alltoall" gives it all tokens of some heads. None is
+    what the environment says (``PARALLELISM_CONFIG_CP_COMM_STRATEGY``), else "allgather".
+
+    Errors: ConfigError (a ValueError) for another word.
+    """
+
+    cp_comm_strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.cp_comm_strategy is None:
+            self.cp_comm_strategy = resolve({}).parallelism_config_cp_comm_strategy
+        self.cp_comm_strategy = choose(
+            self.cp_comm_strategy, "cp_comm_strategy", ("allgather", "alltoall")
+        )
+
+    @property
+    def exchange(self) -> str:
+        """The same in our words."""
+        return "keys" if self.cp_comm_strategy == "allgather" else "heads"
+
+
+@dataclass
+class DeepSpeedSequenceParallelConfig:
+    """What Accelerate asks of ``ParallelismConfig(sp_size=...)``; None asks the environment.
+
+    ``sp_seq_length`` is the length of whole sequences where ``sp_seq_length_is_variable=False``:
+    another length is then an error. ``sp_attn_implementation`` is "sdpa", which is what is divided.
+
+    Errors: ConfigError for a length that is missing, and an attention that is not divided.
+    """
+
+    sp_seq_length: int | None = None
+    sp_seq_length_is_variable: bool | None = None
+    sp_attn_implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        found = resolve({})
+        for name in ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"):
+            if getattr(self, name) is None:
+                setattr(self, name, found[f"parallelism_config_{name}"])
+        if self.sp_attn_implementation != "sdpa":
+            raise ConfigError(
+                f"sp_attn_implementation={self.sp_attn_implementation!r}",
+                "sequences are divided inside F.scaled_dot_product_attention, which runs flash "
+                "kernels where the device has them",
+                'write sp_attn_implementation="sdpa", and load the model with '
+                'attn_implementation="sdpa"',
+            )
+        if not self.sp_seq_length_is_variable and self.sp_seq_length is None:
+            raise ConfigError(
+                "sp_seq_length_is_variable=False without sp_seq_length",
+                "one fixed length is promised, and not told",
+                "write sp_seq_length=..., or leave both out",
+            )
+
+    @property
+    def fixed_length(self) -> int | None:
+        """The length that all sequences have; None where they differ."""
+        return None if self.sp_seq_length_is_variable else self.sp_seq_length

@@ -1,0 +1,272 @@
+"""``advise``: which strategies fit in memory, what each would hold, and why. Nothing is opened.
+
+Measuring needs torch and lies on the worker side: it is called by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from html import escape
+from typing import Any
+
+from notebook_accel.config.budget import Budget, Training, budget
+from notebook_accel.config.offers import Offer, offers
+from notebook_accel.config.schema import check_choice
+from notebook_accel.config.sizes import Sizes
+from notebook_accel.config.wishes import SingleDevice, Strategy
+from notebook_accel.errors import ConfigError
+from notebook_accel.launch.capacity import Capacity, capacity
+from notebook_accel.launch.machine import Machine, read_machine
+from notebook_accel.launch.precisions import preselected
+
+_MEASURE = "notebook_accel.strategies.measure"
+_NAMED = "notebook_accel.strategies.named"
+RESERVED_BYTES = 10**9  # what a GPU's driver and libraries take, and gaps between tensors
+CPU_RESERVED_BYTES = 3 * 10**8  # Python and torch, in each rank
+TIGHT = 0.9  # of the memory: what fills more may fail where estimates are rough
+_COLUMNS = ("weights", "gradients", "optimizer", "activations", "other", "total")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One strategy: what a rank would hold, whether that ``fits``, and what speaks for it."""
+
+    strategy: Strategy
+    label: str
+    memory: Budget
+    fits: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Strategies for a model on some devices, the best first; shows as a table.
+
+    ``best`` is the strategy to pass, None where nothing fits; ``code`` is the line to write.
+    """
+
+    estimates: tuple[Estimate, ...]
+    sizes: Sizes
+    training: Training
+    capacity: Capacity
+
+    @property
+    def best(self) -> Strategy | None:
+        """The fastest strategy that fits."""
+        return next((one.strategy for one in self.estimates if one.fits), None)
+
+    @property
+    def code(self) -> str:
+        """The line that launches with the best strategy; empty where nothing fits."""
+        if self.best is None:
+            return ""
+        words = [f"num_processes={self.training.num_ranks}"]
+        words += [f'mixed_precision="{self.training.precision}"']
+        words += ['device="cpu"'] * self.capacity.shares_host
+        words += [f"strategy={written(self.best)}"] * (not isinstance(self.best, SingleDevice))
+        return f"notebook_launcher(main, {', '.join(words)})"
+
+    @property
+    def title(self) -> str:
+        """What was asked, in one line."""
+        kept, one = self.sizes.kept, self.training
+        batch = f", batch {kept.batch} on each rank" if kept is not None and kept.batch else ""
+        room = f"{self.capacity.bytes_each / 1e9:.3g} GB each"
+        return (
+            f"{self.sizes.name}, {count(self.sizes.num_parameters)} parameters, on "
+            f"{self.capacity.words} ({room}): {one.optimizer}, mixed_precision={one.precision}"
+            f"{batch}"
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not in the numbers."""
+        reserved = _reserved(self.capacity) / 1e9
+        said = [f"of each device {reserved:.1g} GB are left to libraries and gaps"]
+        if self.sizes.kept is None:
+            said.insert(0, f"activations are not counted: {self.sizes.why}")
+        if self.best is None:
+            said.append("nothing fits: a smaller batch, more devices, or a leaner optimizer")
+        return tuple(said)
+
+    def __repr__(self) -> str:
+        unit, scale = _unit(self.estimates)
+        head = ["", f"{unit} on a rank", *_COLUMNS, "fits"]
+        rows = [head, *(_cells(one, scale, self.sizes) for one in self.estimates)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = [
+                cell.ljust(width) if n in (0, 1, len(head) - 1) else cell.rjust(width)
+                for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        whys = [f"  {one.label}: {one.why}" for one in self.estimates]
+        last = [f"note: {note}" for note in self.notes]
+        return "\n".join(
+            [self.title, "", *lines, "", *whys, "", *last, *([self.code] if self.code else [])]
+        )
+
+    def _repr_html_(self) -> str:
+        unit, scale = _unit(self.estimates)
+        names = ["", f"{unit} on a rank", *_COLUMNS, "fits", "why"]
+        head = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in names)
+        body = "".join(
+            "<tr>"
+            + "".join(
+                f'<td style="{_LEFT if n in (0, 1, 8, 9) else _RIGHT}">{escape(cell)}</td>'
+                for n, cell in enumerate([*_cells(one, scale, self.sizes), one.why])
+            )
+            + "</tr>"
+            for one in self.estimates
+        )
+        notes = "".join(f"<p style='margin:.2em 0'>note: {escape(one)}</p>" for one in self.notes)
+        code = f"<pre><code>{escape(self.code)}</code></pre>" if self.code else ""
+        return (
+            f"<p><strong>{escape(self.title)}</strong></p><div style='overflow-x:auto'><table>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}{code}"
+        )
+
+
+_LEFT = "text-align:left"
+_RIGHT = "text-align:right;font-variant-numeric:tabular-nums"
+
+
+def advise(
+    model: Any,
+    batch: Any = None,
+    devices: Any = None,
+    *,
+    mixed_precision: str | None = None,
+    optimizer: str = "adamw",
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    machine: Machine | None = None,
+) -> Advice:
+    """Tell which strategies fit in memory, with what each rank would hold, the best first.
+
+    model: a module (also on the meta device, or too large for this machine), a function that makes
+        one, or a number of parameters. It is not changed.
+    batch: what one rank's loader gives, to measure activations: what the model is called with, a
+        pair ``(inputs, targets)``, or a loader. Without it they are not counted.
+    devices: None (what is here), a number, "80GB", "T4 x2", ["24GB", "24GB"], {0: "14GB"}.
+    mixed_precision: "no", "fp16" or "bf16"; None: what suits the devices.
+    optimizer: "adamw", "adam", "sgd", "momentum", "lion", "adafactor", "adam8bit".
+    loss_fn: called as ``loss_fn(model(inputs), targets)``, to count what the loss keeps.
+
+    Units: bytes; tables are in GB of 10^9 bytes.
+    Ranks: called anywhere; no device is opened.
+    Errors: ConfigError for what names no model, device, precision or optimizer.
+    """
+    here = _lazily(machine)
+    found = capacity(devices, here)
+    precision = _precision(mixed_precision, found, here)
+    training = Training(len(found.devices), precision, optimizer)
+    sizes = _sizes(model, batch, precision, loss_fn)
+    fitting, others = [], []
+    for one in offers(sizes, training.num_ranks):
+        memory = budget(one.wish, sizes, training)
+        if memory is not None:
+            made = _estimate(one, memory, found)
+            (fitting if made.fits else others).append(made)
+    others.sort(key=lambda one: one.memory.total)
+    return Advice((*fitting, *others), sizes, training, found)
+
+
+def written(wish: Strategy) -> str:
+    """Write a strategy as a person would: with the settings that are not its defaults."""
+    given = []
+    for one in fields(wish):
+        usual = one.default if one.default_factory is MISSING else one.default_factory()
+        value = getattr(wish, one.name)
+        if value != usual:
+            said = written(value) if isinstance(value, Strategy) else repr(value)
+            given.append(f"{one.name}={said}".replace("'", '"'))
+    return f"{type(wish).__name__}({', '.join(given)})"
+
+
+def count(number: int) -> str:
+    """Write a number of parameters: "124 M", "6.74 B"."""
+    for size, unit in ((10**9, " B"), (10**6, " M"), (10**3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _lazily(machine: Machine | None) -> Callable[[], Machine]:
+    return read_machine if machine is None else lambda: machine
+
+
+def _precision(asked: str | None, found: Capacity, machine: Callable[[], Machine]) -> str:
+    if asked is not None:
+        check_choice("mixed_precision", asked, ("no", "fp16", "bf16", "fp8"))
+        return asked
+    if found.shares_host:
+        return preselected((), machine())[0]
+    if any(one.capability is None for one in found.devices):  # known by its memory alone
+        return "bf16"
+    return preselected(found.devices, Machine())[0]
+
+
+def _sizes(model: Any, batch: Any, precision: str, loss_fn: Any) -> Sizes:
+    if isinstance(model, int) and not isinstance(model, bool) and model > 0:
+        return Sizes.of_number(model)
+    is_module = callable(getattr(model, "named_parameters", None))
+    if not is_module and not (callable(model) and not isinstance(model, type)):
+        raise ConfigError(
+            f"model={model!r:.60} has no size",
+            "memory is told from a module, a function that makes one, or a number of parameters",
+            "pass the module itself, lambda: Net(...), or a number such as 7_000_000_000",
+        )
+    if not is_module:
+        model, _, given = importlib.import_module(_NAMED).made(model, "model()")
+        batch = given if batch is None else batch
+    found = importlib.import_module(_MEASURE).measure(model, _first(batch), precision, loss_fn)
+    assert isinstance(found, Sizes)
+    return found
+
+
+def _first(batch: Any) -> Any:
+    """Take a batch of a loader: its first sample, as often as it has rows, by its own collating."""
+    dataset, collate = getattr(batch, "dataset", None), getattr(batch, "collate_fn", None)
+    size = getattr(batch, "batch_size", None)
+    if dataset is None or collate is None:
+        return batch
+    if not hasattr(dataset, "__getitem__") or not size:
+        raise ConfigError(
+            f"{type(batch).__name__} was given as the batch, and has no sample to look at",
+            "its dataset has no numbered samples, or it has no batch size",
+            "pass batch=next(iter(loader))",
+        )
+    return collate([dataset[0]] * size)
+
+
+def _estimate(offer: Offer, memory: Budget, found: Capacity) -> Estimate:
+    room = found.bytes_each - _reserved(found)
+    fits = not found.bytes_each or memory.total <= room
+    why = offer.why
+    if memory.host:
+        why += f"; {memory.host / 1e9:.3g} GB of the CPU's memory for each rank"
+    if not fits:
+        why = f"{(memory.total - room) / 1e9:.3g} GB too much; {why}"
+    elif memory.total > TIGHT * room:
+        why = f"tight; {why}"
+    return Estimate(offer.wish, offer.label, memory, fits, why)
+
+
+def _reserved(found: Capacity) -> int:
+    return CPU_RESERVED_BYTES if found.shares_host else RESERVED_BYTES
+
+
+def _unit(estimates: tuple[Estimate, ...]) -> tuple[str, float]:
+    largest = max((one.memory.total for one in estimates), default=0)
+    return ("GB", 1e9) if largest >= 5e8 else ("MB", 1e6)
+
+
+def _cells(one: Estimate, scale: float, sizes: Sizes) -> list[str]:
+    numbers = {name: getattr(one.memory, name) / scale for name in _COLUMNS}
+    told = {name: f"{value:.2f}" if value else "-" for name, value in numbers.items()}
+    if sizes.kept is None:
+        told["activations"] = "?"
+    return ["→" if one.fits else "", one.label, *told.values(), "yes" if one.fits else "no"]

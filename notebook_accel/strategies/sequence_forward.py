@@ -1,0 +1,296 @@
+"""A prepared model's forward where sequences are divided: it is given parts, and sees the whole.
+
+What a model is told of its tokens beside them (positions, padding, labels to be shifted) would be
+told of a part; here it is told of the whole sequence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from notebook_accel.errors import ConfigError, RuntimeMisuse
+from notebook_accel.ranks.collectives import map_tensors, map_tree
+from notebook_accel.strategies.precision import MixedForward, Precision
+from notebook_accel.strategies.sequence_attention import attending, summed
+from notebook_accel.strategies.sequence_parts import IGNORED, Group, shifted
+
+NUM_TRIED = 8  # tokens of each rank that are computed both ways at a model's first call
+_CLOSE, _ROUGH = 2e-3, 6e-2  # how much of an output's size rounding may change, in half precision
+
+
+class Sharing:
+    """How one engine's models share sequences.
+
+    ``lengths`` gives the lengths that parts have now, none where sequences are whole; ``checks``
+    says whether models are tried at their first call.
+    """
+
+    def __init__(
+        self, group: Group, exchange: str, checks: bool, lengths: Callable[[], set[int]]
+    ) -> None:
+        self.group = group
+        self.exchange = exchange
+        self.checks = checks
+        self.lengths = lengths
+
+    def attending(self) -> Any:
+        """Give the context in which attention sees whole sequences."""
+        return attending(self.exchange, self.group.group)
+
+
+class SequenceForward(MixedForward):
+    """A module's forward on this rank's part of sequences.
+
+    Pickled it becomes the plain forward again, as precision does.
+    """
+
+    def __init__(self, forward: Any, precision: Precision, sharing: Sharing) -> None:
+        super().__init__(forward, precision)
+        self.sharing = sharing
+        self._takes = list(inspect.signature(forward).parameters)
+        self._untried = sharing.checks
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward; attention sees whole sequences.
+
+        Ranks: all ranks of a sequence call it together.
+        Errors: RuntimeMisuse for what is no part of a sequence, and for a model that computes
+        otherwise with parts.
+        """
+        length = _length([args, kwargs])
+        if kwargs.get("past_key_values") is not None or not self.sharing.lengths():
+            return super().__call__(*args, **kwargs)  # text is generated, or sequences are whole
+        if length is None or length not in self.sharing.lengths():
+            raise self._not_a_part(length)
+        if self._untried:
+            self._untried = False
+            self._try(length, args, kwargs)
+        return self._on_parts(length, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SequenceForward:
+        plain = super().__deepcopy__(memo)
+        copied = SequenceForward(plain.forward, self.precision, self.sharing)
+        copied.upcasts = self.upcasts
+        return copied
+
+    def _on_parts(self, length: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        told = {**kwargs, **self._told(length, args, kwargs)}
+        with self.sharing.attending():
+            outputs = super().__call__(*args, **told)
+        counted = told.get("shift_labels", told.get("labels"))
+        if isinstance(counted, Tensor) and "num_items_in_batch" not in told:
+            _share_loss(outputs, counted, length, self.sharing.group)
+        return outputs
+
+    def _told(self, length: int, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the arguments that tell of the whole sequence what would be told of a part."""
+        told: dict[str, Any] = {}
+        group, model = self.sharing.group, self.forward.__self__
+        device = next(iter(_tensors([args, kwargs]))).device
+        if "position_ids" in self._takes[len(args) :] and kwargs.get("position_ids") is None:
+            first = group.rank * length
+            told["position_ids"] = torch.arange(first, first + length, device=device)[None]
+        padding = kwargs.get("attention_mask")
+        if (
+            isinstance(padding, Tensor)
+            and padding.shape[1:] == (length,)
+            and is_transformers(model)
+        ):
+            told["attention_mask"] = _whole_mask(group.whole(padding), model)
+        labels = kwargs.get("labels")
+        if kwargs.get("shift_labels") is not None or not _shifts(model):
+            return told
+        if isinstance(labels, Tensor) and labels.shape[1:] == (length,):
+            told["shift_labels"] = group.part(shifted(group.whole(labels)))
+        return told
+
+    # ── the trial ─────────────────────────────────────────────────────────────────────────────
+
+    def _try(self, length: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compute the first tokens in parts and as a whole, and compare.
+
+        Errors: RuntimeMisuse, on all ranks of the sequence, where they differ.
+        """
+        group, num = self.sharing.group, min(NUM_TRIED, length)
+
+        def begin(one: Tensor) -> Tensor:
+            if one.dim() < 2 or one.shape[1] != length:
+                return one
+            return group.whole(one).narrow(1, 0, num * group.size)
+
+        def part(one: Tensor) -> Tensor:
+            return group.part(one) if one.dim() > 1 and one.shape[1] == num * group.size else one
+
+        begun = map_tensors(begin, [args, kwargs])
+        with _trying(self.forward.__self__):
+            expected = super().__call__(*begun[0], **begun[1])
+            mine = map_tensors(part, begun)
+            found = self._on_parts(num, tuple(mine[0]), mine[1])
+        tolerance = _ROUGH if self.precision.dtype is not None else _CLOSE
+        odd = _difference(_tensors(expected), _tensors(found), num, group, tolerance)
+        every = group.whole(torch.tensor([odd], device=self._device()), 0)
+        if float(every.max()) > 0:
+            raise self._differs(float(every.max()), num)
+
+    def _device(self) -> torch.device:
+        one: Tensor = next(self.forward.__self__.parameters())
+        return one.device
+
+    def _differs(self, odd: float, num: int) -> RuntimeMisuse:
+        name, size = type(self.forward.__self__).__name__, self.sharing.group.size
+        return RuntimeMisuse(
+            f"{name} computes otherwise with parts of a sequence: {num * size} tokens in {size} "
+            f"parts differ from the same tokens as a whole by {odd:.0%} of their size",
+            "tokens may meet in F.scaled_dot_product_attention only; what looks at other tokens or "
+            "at places elsewhere (torch.arange(x.shape[1]), a convolution, a mean over tokens, "
+            "attention written by hand) sees this rank's part",
+            "take places as an argument of forward named position_ids (it is given the place of "
+            "each token), attend by F.scaled_dot_product_attention; if the model is right as it "
+            "is, write SequenceParallel(check=False)",
+        )
+
+    def _not_a_part(self, length: int | None) -> RuntimeMisuse:
+        name, lengths = type(self.forward.__self__).__name__, sorted(self.sharing.lengths())
+        known = " or ".join(map(str, lengths))
+        return RuntimeMisuse(
+            f"{name} was given {'no sequence' if length is None else f'{length} tokens'}, where "
+            f"the parts of a sequence have {known}",
+            "a rank has a part of each sequence: parts that are shortened or shifted in the loop "
+            "miss tokens at their ends, and other sequences are no parts",
+            "shift inputs and targets against each other before they are cut, in the dataset or "
+            "collate_fn; call accelerator.unwrap_model(model, keep_fp32_wrapper=False) for whole "
+            "sequences of your own",
+        )
+
+
+def check_model(model: nn.Module, size: int, exchange: str) -> None:
+    """Refuse a model whose attention cannot be divided, as far as it says so.
+
+    Errors: ConfigError.
+    """
+    name, config = type(model).__name__, getattr(model, "config", None)
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in (None, "sdpa"):
+        raise ConfigError(
+            f"{name} computes attention by {attention!r}",
+            "sequences are divided inside F.scaled_dot_product_attention",
+            'load it with attn_implementation="sdpa"',
+        )
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        raise ConfigError(
+            f"{name} has attention with a sliding window ({window} tokens)",
+            "its mask would be that of a part of the sequence",
+            "set config.sliding_window to None before the model is built, if it may see more",
+        )
+    if exchange != "heads":
+        return
+    found = {num for one in [config] if (num := getattr(one, "num_attention_heads", None))}
+    found |= {one.num_heads for one in model.modules() if isinstance(one, nn.MultiheadAttention)}
+    for num in sorted(found):
+        if isinstance(num, int) and num % size:
+            raise ConfigError(
+                f"{name} has attention with {num} heads, to be divided over {size} ranks",
+                "a head is computed by one rank, and ranks must have equally many",
+                f"choose a sequence parallel size that divides {num}, or write "
+                'SequenceParallel(exchange="keys"), which does not divide heads',
+            )
+
+
+def takes_shifted_labels(model: nn.Module) -> bool:
+    """Tell whether ``model(**batch)`` may hold ``shift_labels``."""
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return "shift_labels" in parameters or (takes_any and "labels" in parameters)
+
+
+def is_transformers(model: Any) -> bool:
+    """Tell whether ``model`` is one of the library transformers, or made like one."""
+    return hasattr(getattr(model, "config", None), "_attn_implementation")
+
+
+def _shifts(model: Any) -> bool:
+    """Whether the loss inside ``model`` takes for each token the label of the next one."""
+    loss = getattr(model, "loss_function", None)
+    return callable(loss) and "shift_labels" in inspect.signature(loss).parameters
+
+
+def _whole_mask(padding: Tensor, model: nn.Module) -> Tensor | None:
+    """Give the mask of whole sequences for one with padding; None where it can be left out.
+
+    That is, if nothing is padded, and if it is the ends of sequences whose tokens see earlier ones
+    only: what is computed at the places of padding then differs, and has no meaning.
+    """
+    real = padding.bool()
+    is_causal = any(getattr(one, "is_causal", False) for one in model.modules())
+    at_end = bool((real[:, :-1] >= real[:, 1:]).all())
+    if bool(real.all()) or (is_causal and at_end):
+        return None
+    seen = real[:, None, None, :]
+    if not is_causal:
+        return seen
+    square = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device)
+    itself = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
+    return (square.tril() & seen) | itself  # a row that sees nothing would be no number
+
+
+def _share_loss(outputs: Any, counted: Tensor, length: int, group: Group) -> None:
+    """Let each rank's ``outputs["loss"]`` be that of the whole sequence, weighted by its tokens."""
+    loss = outputs.get("loss") if isinstance(outputs, MutableMapping) else None
+    if not isinstance(loss, Tensor) or loss.dim() or counted.shape[1:] != (length,):
+        return
+    own = (counted != IGNORED).sum()
+    total = group.whole(own[None], 0).sum().clamp(min=1)
+    weighted = torch.where(own > 0, loss, torch.zeros_like(loss)) * (own / total)
+    outputs["loss"] = summed(weighted, group.group)
+
+
+def _length(tree: Any) -> int | None:
+    """How many tokens a batch has: dimension 1 of the first tensor that has one."""
+    return next((one.shape[1] for one in _tensors(tree) if one.dim() > 1), None)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tree(lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None, tree)
+    return found
+
+
+def _difference(
+    expected: list[Tensor], found: list[Tensor], num: int, group: Group, tolerance: float
+) -> float:
+    """By how much of its size an output differs between whole and parts; 0 where it may."""
+    if len(expected) != len(found):
+        return 1.0
+    worst = 0.0
+    for one, other in zip(expected, found, strict=True):
+        if one.dim() > 1 and one.shape[1] == num * group.size:
+            one = group.part(one)
+        if not other.dim() or not other.is_floating_point():
+            continue
+        if one.shape != other.shape:
+            return 1.0
+        size = one.float().norm()
+        odd = float((one.float() - other.float()).norm() / size.clamp(min=1e-12))
+        if odd > (tolerance if other.dtype.itemsize > 2 else _ROUGH):
+            worst = max(worst, odd)
+    return worst
+
+
+@contextmanager
+def _trying(model: nn.Module) -> Iterator[None]:
+    """Run ``model`` inside the block without leaving a trace in it: no gradients, no dropout."""
+    training = [one for one in model.modules() if one.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for one in training:
+            one.training = True
