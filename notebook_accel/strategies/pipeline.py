@@ -1,7 +1,7 @@
-"""Pipeline parallelism: each rank runs one stage of the model, on one micro-batch after the other.
+"""Pipeline parallelism: each rank runs its stages of the model, on one micro-batch after the other.
 
-Every rank keeps the whole model, and computes, differentiates and updates only its stage: it is the
-activations, gradients and optimizer states that are divided.
+A rank holds the parameters of its own stages, from the first batch on, which shows what they are.
+Several ranks may share a stage: as copies, in parts, or with its layers divided.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from notebook_accel.events.pulse import BACKWARD, FORWARD
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import map_tensors
 from notebook_accel.ranks.hooks import Hook
+from notebook_accel.ranks.shards import part_like, wholes
 from notebook_accel.ranks.world import World
-from notebook_accel.strategies import sharding
-from notebook_accel.strategies.base import Engine, Layout
+from notebook_accel.strategies import sharding, tensor
+from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.compiled import uncompiled
-from notebook_accel.strategies.layout import mesh_of, num_readers
+from notebook_accel.strategies.holdings import Holdings
+from notebook_accel.strategies.layout import mesh_of_stages
 from notebook_accel.strategies.precision import MixedForward, Precision, plain_forward
 from notebook_accel.strategies.staged import Staged
 
@@ -39,50 +41,116 @@ class PipelineEngine(Engine):
 
     def __init__(self, wish: Pipeline, world: World, precision: Precision) -> None:
         super().__init__(wish, world, precision)
-        if precision.name == "fp16":
-            raise ConfigError(
-                "Pipeline() with mixed_precision='fp16'",
-                "stages would have to agree on one loss scale, and they do not yet",
-                "use mixed_precision='bf16'",
-            )
-        if world.size % wish.stages:
+        together = wish.num_ranks * (1 if wish.tensor is None else wish.tensor.size)
+        if world.size % together:
             raise ConfigError(
                 f"Pipeline(stages={wish.stages}) in a world of {world.size} ranks",
-                f"groups of {wish.stages} ranks do not fill it",
-                f"launch a multiple of {wish.stages} processes, or ask for a divisor of "
-                f"{world.size}",
+                f"groups of {together} ranks do not fill it",
+                f"launch a multiple of {together} processes, or ask for a divisor of {world.size}",
             )
-        mesh = mesh_of(world, world.size // wish.stages, pp=wish.stages)
-        readers = tuple(rank // wish.stages for rank in range(world.size))
+        mesh = mesh_of_stages(
+            world, _copies(wish, world), wish.num_ranks, together // wish.num_ranks
+        )
+        names = mesh.mesh_dim_names or ()
+        readers = tuple(rank // together for rank in range(world.size))
+        place = dict(zip(names, mesh.get_coordinate() or (), strict=True))
         # The loss is told to every rank, so that each owns a real one.
-        self.layout = Layout(readers[world.rank], num_readers(mesh), readers=readers)
+        self.layout = Layout(
+            readers[world.rank],
+            world.size // together,
+            readers=readers,
+            shard_rank=place.get("dp_shard", 0),
+            tensor_rank=place.get("tp", 0),
+            pipeline_rank=place["pp"],
+        )
         self._group = mesh["pp"].get_group()
-        self._copies = mesh["dp_replicate"].get_group() if self.layout.data_size > 1 else None
+        self._shared = mesh[tuple(names[1:])] if len(names) > 1 else None
         self._models: dict[int, Staged] = {}
+        self._moved: sharding.Moved = {}
+        self._optimizers: list[Optimizer] = []
         self._pulse = watch.pulse()
+
+    # ── wrapping ──────────────────────────────────────────────────────────────────────────────
+
+    def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:
+        """Let models run in stages, and optimizers train what this rank has of them.
+
+        Ranks: all ranks call it with the same parts; models start as rank 0 has them.
+        """
+        for optimizer in parts.optimizers:
+            if optimizer not in self._optimizers:
+                self._optimizers.append(optimizer)
+                optimizer.register_load_state_dict_pre_hook(self._own_states)
+        wrapped = super().wrap(parts, device_placement)
+        for optimizer in self._optimizers:
+            self._follow(optimizer)
+        return wrapped
+
+    def place(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
+        """Let ``model`` run in stages, which come to the device with the first batch."""
+        return self.mix(model)
 
     def mix(self, model: nn.Module) -> nn.Module:
         """Let ``model`` run in stages, and each in this engine's precision."""
         inner = plain_forward(uncompiled(model))
         if id(inner) not in self._models:
-            if sharding.start_alike(inner, self.world) and self.world.rank == 0:
-                print(
-                    "note: the ranks built models of different weights; all start from rank 0's "
-                    "(set_seed(...) before the model makes them alike)"
-                )
-            self._models[id(inner)] = Staged(
-                inner, self.wish, self._group, precision=self.precision, device=self.world.device
-            )
-            inner.register_state_dict_pre_hook(Hook(self._refuse_old))  # type: ignore[no-untyped-call]
+            self._models[id(inner)] = self._cut(inner)
+            inner.register_state_dict_pre_hook(Hook(self._refuse_part))  # type: ignore[no-untyped-call]
+            others = Others()
+            inner.register_load_state_dict_pre_hook(Hook(others.leave_out))  # type: ignore[no-untyped-call]
+            inner.register_load_state_dict_post_hook(Hook(others.forgive))  # type: ignore[no-untyped-call]
         inner.forward = StagedForward(inner.forward, self.precision, self)
         return model
 
+    def _cut(self, model: nn.Module) -> Staged:
+        wish, layers = self.wish, []
+        if wish.tensor is not None:
+            assert self._shared is not None
+            layers = tensor.divided_layers(model, wish.tensor, self._shared["tp"])
+        staged = Staged(
+            model,
+            wish,
+            self._group,
+            Holdings(model, self._group, self._shared, layers, self.world.device),
+            layers,
+            self._settle,
+            precision=self.precision,
+            device=self.world.device,
+        )
+        if sharding.start_alike(model, self.world) and self.world.rank == 0:
+            print(
+                "note: the ranks built models of different weights; all start from rank 0's "
+                "(set_seed(...) before the model makes them alike)"
+            )
+        return staged
+
+    def _settle(self, moved: sharding.Moved) -> None:
+        self._moved.update(moved)
+        for optimizer in self._optimizers:
+            self._follow(optimizer)
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        """Let ``optimizer`` train what this rank has, and know nothing of what others have."""
+        sharding.follow(optimizer, self._moved)
+        others: set[int] = set().union(*(one.holdings.others() for one in self._models.values()))
+        for parameter in [one for one in optimizer.state if id(one) in others]:
+            del optimizer.state[parameter]
+            parameter.grad = None
+
     def describe(self, model: nn.Module) -> str:
         """Say what became of ``model``."""
-        staged = self._staged(model)
-        begins = ", ".join(staged.begins) or "one stage"
-        copies = f", in {self.layout.data_size} copies" if self.layout.data_size > 1 else ""
-        return f"{self.wish.stages} stages, beginning at {begins}{copies}"
+        wish, layout = self.wish, self.layout
+        begins = ", ".join(self._staged(model).begins) or "one stage"
+        told = f"{wish.stages} stages, beginning at {begins}"
+        if wish.stages_per_rank > 1:
+            told += f", {wish.stages_per_rank} on each rank"
+        if wish.tensor is not None:
+            told += f", layers divided over {wish.tensor.size} ranks"
+        if wish.data is not None and layout.data_size > 1:
+            return (
+                f"{told}, each sharded over {layout.data_size // _copies(wish, self.world)} ranks"
+            )
+        return f"{told}, in {layout.data_size} copies" if layout.data_size > 1 else told
 
     def place_for_evaluation(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
         """Do what ``place`` does: an evaluation runs in stages too."""
@@ -120,12 +188,12 @@ class PipelineEngine(Engine):
         Ranks: all ranks call it, those of one reader with the same batch.
         """
         inputs, targets = batch
-        staged = self._staged(model)
+        staged, scaler = self._staged(model), self.precision.scaler
+        factor: float | Tensor = weight
+        if scaler is not None:  # all ranks scale alike, and each unscales its own stages
+            factor = scaler.scale(torch.full((), weight, device=self.world.device))
         with self._meeting(BACKWARD):
-            loss = staged.train((inputs,), targets, loss_fn, weight)
-            if staged.sync and self._copies is not None:
-                average(staged.own_parameters(), self._copies)
-        return loss
+            return staged.train((inputs,), targets, loss_fn, factor)
 
     def evaluate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the stages forward; every rank of the reader gets the output."""
@@ -153,13 +221,28 @@ class PipelineEngine(Engine):
 
     # ── gradients ─────────────────────────────────────────────────────────────────────────────
 
+    def forget_pending(self, model: nn.Module) -> None:
+        """Drop what micro-batches of a window that will never be whole have left."""
+        self._staged(model).holdings.forget_pending()
+
+    def current(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Give the parameters that are trained now in place of those a model had before."""
+        return [self._moved[id(one)][1] if id(one) in self._moved else one for one in parameters]
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Remove the loss scale; an overflow on any rank is one on all."""
+        super().unscale(optimizer)
+        if self.precision.scaler is not None:
+            found = self.precision.scaler.overflow(optimizer, self.world.device)
+            watch.all_reduce(found, dist.ReduceOp.MAX)
+
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together, those of other stages too.
 
         Ranks: all ranks call it.
         """
-        own = super().grad_norm(parameters, norm_type).to(self.world.device)
-        norms = [torch.zeros_like(own) for _ in range(self.wish.stages)]
+        own = sharding.total_norm(parameters, norm_type).to(self.world.device)
+        norms = [torch.zeros_like(own) for _ in range(self.wish.num_ranks)]
         watch.all_gather(norms, own, group=self._group)
         return torch.nn.utils.get_total_norm(norms, norm_type)
 
@@ -172,8 +255,7 @@ class PipelineEngine(Engine):
         """
         listed = list(parameters)
         norm = self.grad_norm(listed, norm_type)
-        own = [one for one in listed if one.grad is not None]
-        torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
+        sharding.clip_to(listed, max_norm, norm)
         return norm
 
     # ── states ────────────────────────────────────────────────────────────────────────────────
@@ -183,26 +265,44 @@ class PipelineEngine(Engine):
         """Whether a rank alone does not know the whole state: always."""
         return True
 
+    @property
+    def _keeps(self) -> bool:
+        return self.world.placement.local_rank == 0
+
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Give the model's whole state; every rank's model is then as its stages made it.
+        """Give the model's whole state on the first rank of each machine, nothing on others.
 
         Ranks: all ranks call it.
         """
-        self._staged(model).refresh()
-        return self.unwrap(model).state_dict()
+        holdings = self._staged(model).holdings
+        if holdings.is_settled:
+            return holdings.state(self._keeps)
+        return self.unwrap(model).state_dict() if self._keeps else {}
 
-    def _refuse_old(self, model: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """Refuse the person a state whose half is old; called before ``model.state_dict()``."""
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave, or the plain module's state; each rank takes its own."""
+        inner = self.unwrap(model)
+        own = inner.state_dict()
+        inner.load_state_dict(
+            {name: part_like(one, own[name]) if name in own else one for name, one in state.items()}
+        )
+
+    def foreign(self, model: nn.Module) -> dict[str, Tensor]:
+        """Give what stands in ``model`` for parameters that other ranks have, by name."""
+        return self._staged(model).holdings.foreign()
+
+    def _refuse_part(self, model: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Refuse the person a state of which most is absent; called before ``state_dict()``."""
         forward = vars(model).get("forward")
         mine = isinstance(forward, StagedForward) and forward.engine is self
-        if not mine or not self._staged(model).is_old:
+        if not mine or not self._staged(model).holdings.is_settled:
             return
         frame = sys._getframe(2)  # beyond this and the hook
         person = persons_frame(frame)
         if person is not None and not ours_between(frame, person):
             raise RuntimeMisuse(
                 "model.state_dict() of a model in stages",
-                "this rank has trained only its own stage; the other parameters are old",
+                "this rank holds only its own stages",
                 "write accelerator.get_state_dict(model), on all ranks",
             )
 
@@ -212,22 +312,60 @@ class PipelineEngine(Engine):
         Ranks: all ranks call it.
         """
         own = optimizer.state_dict()
-        stage_of: dict[int, int] = {}
-        for staged in self._models.values():
-            stage_of.update(staged.stages_by_id())
         listed = [one for group in optimizer.param_groups for one in group["params"]]
-        stage = dist.get_rank(self._group)
-        mine = {
-            index: state
-            for index, state in own["state"].items()
-            if stage_of.get(id(listed[index]), stage) == stage
-        }
-        every: list[Any] = [None] * self.wish.stages
-        watch.all_gather_object(every, map_tensors(Tensor.cpu, mine), group=self._group)
+        owners: dict[int, int] = {}
+        for staged in self._models.values():
+            owners.update(staged.holdings.owners())
         merged: dict[int, Any] = {}
-        for states in every:
-            merged.update(states)
-        return {**own, "state": {index: merged[index] for index in sorted(merged)}}
+        for index, parameter in enumerate(listed):
+            owner = owners.get(id(parameter))
+            told = [None]
+            if owner in (None, self.layout.pipeline_rank):
+                told = [wholes(map_tensors(Tensor.cpu, own["state"].get(index)), keep=True)]
+            if owner is not None:
+                source = dist.get_global_rank(self._group, owner)
+                watch.broadcast_object_list(told, source, group=self._group)
+            if told[0] is not None and self._keeps:
+                merged[index] = told[0]
+        return {**own, "state": merged}
+
+    def _own_states(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Leave out what other ranks have, of a state that ``optimizer`` is to load."""
+        others: set[int] = set().union(*(one.holdings.others() for one in self._models.values()))
+        listed = [one for group in optimizer.param_groups for one in group["params"]]
+        own = {
+            index: one
+            for index, one in state["state"].items()
+            if index >= len(listed) or id(listed[index]) not in others
+        }
+        return {**state, "state": own}
+
+
+class Others:
+    """What a model leaves out of a state that it loads: the parameters of other ranks.
+
+    It asks the model's forward, so that it knows the engine of the Accelerator that has it now.
+    """
+
+    def __init__(self) -> None:
+        self._left: set[str] = set()
+
+    def leave_out(self, model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take them out of ``state``; those of another shape stay, to be complained of."""
+        forward = vars(model).get("forward")
+        foreign = forward.engine.foreign(model) if isinstance(forward, StagedForward) else {}
+        self._left = {
+            prefix + name
+            for name, one in foreign.items()
+            if prefix + name in state and state[prefix + name].shape == one.shape
+        }
+        for name in self._left:
+            del state[name]
+
+    def forgive(self, model: nn.Module, incompatible: Any) -> None:
+        """Call those not missing."""
+        missing = incompatible.missing_keys
+        missing[:] = [name for name in missing if name not in self._left]
 
 
 class StagedForward(MixedForward):
@@ -259,18 +397,17 @@ class StagedForward(MixedForward):
     def __reduce__(self) -> Any:
         raise RuntimeMisuse(
             "a model in stages was returned from a rank, or pickled",
-            "this rank has trained only its own stage; the other parameters are old",
+            "this rank holds only its own stages",
             "return accelerator.get_state_dict(model), called on all ranks",
         )
 
 
-def average(parameters: Iterable[Tensor], group: Any) -> None:
-    """Average the gradients of ``parameters`` over ``group``, which has a copy of each.
-
-    Ranks: all ranks of the group call it.
-    """
-    size = dist.get_world_size(group)
-    for one in parameters:
-        if one.grad is not None:
-            one.grad.div_(size)
-            dist.all_reduce(one.grad, group=group)
+def _copies(wish: Pipeline, world: World) -> int:
+    """How many ranks have the same part of a stage."""
+    together = wish.num_ranks * (1 if wish.tensor is None else wish.tensor.size)
+    readers = world.size // together
+    if wish.data is None:
+        return readers
+    if isinstance(wish.data.replicas, int):
+        return wish.data.replicas
+    return min(readers, max(1, world.size // world.placement.local_size))

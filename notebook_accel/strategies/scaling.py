@@ -48,6 +48,17 @@ class LossScaler(torch.amp.GradScaler):
         ]
         return list(found.values())
 
+    def overflow(self, optimizer: Optimizer, device: torch.device) -> torch.Tensor:
+        """Give the one thing that ``unscale_`` found; what is written there, it found.
+
+        An optimizer none of whose parameters had gradients found nothing.
+        """
+        found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        if not found:
+            found[device] = torch.zeros((), device=device)
+        total: torch.Tensor = next(iter(found.values()))
+        return total
+
     def forget(self, optimizer: Optimizer) -> None:
         """Note that unscaled gradients were cleared without a step."""
         self._done.add(id(optimizer))

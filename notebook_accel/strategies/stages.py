@@ -78,12 +78,17 @@ def balanced(sizes: Mapping[str, int], num_stages: int) -> list[str]:
     return found
 
 
-def num_microbatches(num_rows: int, wanted: int) -> int:
+def num_microbatches(num_rows: int, wanted: int, num_ranks: int = 1) -> int:
     """How many equal parts ``num_rows`` rows are cut into: at most ``wanted``.
 
-    Equal parts, for the mean of their means is then the mean over all rows.
+    Equal parts, for the mean of their means is then the mean over all rows. ``num_ranks`` that
+    have several stages each take turns in rounds of equally many parts.
     """
-    return max(n for n in range(1, max(wanted, 1) + 1) if n == 1 or num_rows % n == 0)
+
+    def fits(num: int) -> bool:
+        return num_rows % num == 0 and (num_ranks == 1 or num % max(1, num // num_ranks) == 0)
+
+    return max(num for num in range(1, max(wanted, 1) + 1) if num == 1 or fits(num))
 
 
 def num_rows(tree: Any) -> int:
@@ -209,7 +214,9 @@ class MeanLoss:
     def __init__(self) -> None:
         self.begin(lambda outputs, targets: outputs, None, 1.0)
 
-    def begin(self, function: Callable[[Any, Any], Tensor], targets: Any, weight: float) -> None:
+    def begin(
+        self, function: Callable[[Any, Any], Tensor], targets: Any, weight: float | Tensor
+    ) -> None:
         """Take the next batch: its function of flat outputs, its targets, what a loss weighs."""
         self._function, self._targets, self._weight = function, targets, weight
         self._seen: list[Tensor] = []

@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
@@ -29,6 +29,9 @@ from notebook_accel.strategies.fsdp import FSDPEngine, num_copies
 from notebook_accel.strategies.layout import data_axes, mesh_of, num_readers
 from notebook_accel.strategies.precision import Precision
 
+if TYPE_CHECKING:
+    from notebook_accel.strategies.inside import Divided
+
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
@@ -50,7 +53,13 @@ class TensorEngine(FSDPEngine):
         self._tensor = wish
         super().__init__(wish.data, world, precision)
         readers = tuple(rank // wish.size for rank in range(world.size))
-        self.layout = Layout(readers[world.rank], num_readers(self._whole_mesh), readers=readers)
+        self.layout = Layout(
+            readers[world.rank],
+            num_readers(self._whole_mesh),
+            readers=readers,
+            shard_rank=self._mesh.get_local_rank("dp_shard"),
+            tensor_rank=world.rank % wish.size,
+        )
 
     def _lay_out(self) -> DeviceMesh:
         copies = num_copies(self._tensor.data, self.world)
@@ -114,6 +123,23 @@ def divide(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]
     for name, style in plan.items():
         _check_even(name, model.get_submodule(name), style, mesh.size())
     parallelize_module(model, mesh, dict(plan))
+
+
+def divided_layers(model: nn.Module, wish: TensorParallel, mesh: DeviceMesh) -> list[Divided]:
+    """Say how the layers of a model in stages are divided over ``mesh``.
+
+    Errors: ConfigError for what cannot be divided, or not evenly.
+    """
+    from notebook_accel.strategies import inside
+
+    _check_heads(model, mesh.size())
+    ranks = inside.Ranks(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
+    found = []
+    for name, style in plan_of(model, wish.plan).items():
+        layer = model.get_submodule(name)
+        _check_even(name, layer, style, mesh.size())
+        found.append(inside.divided(name, layer, style, ranks))
+    return found
 
 
 def _example(linear: Sequence[str]) -> str:
