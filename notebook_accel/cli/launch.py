@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_accel.cli.parsing import both_spellings
-from notebook_accel.config import absent, show, store
+from notebook_accel.config import absent, fp8, show, store
 from notebook_accel.config.options import add_options, chosen
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.settings import SECTIONS
@@ -92,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
     torchrun = _torchrun(options)
     script = program([options.program, *options.words], options.module, options.no_python)
     absent.refuse_unbuilt(config)
+    fp8.refuse_without_library(config)
     way = choose(script, config, torchrun, _look_around(config, torchrun))
     if options.dry_run:
         print("\n".join(_plan(way, config, path)))

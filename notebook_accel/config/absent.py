@@ -10,7 +10,7 @@ from notebook_accel.errors import NotHere
 if TYPE_CHECKING:
     from notebook_accel.config.resolve import RunConfig
 
-STRATEGIES = "'Strategies' (DeepSpeed, sequence parallelism, fp8)"
+STRATEGIES = "'Strategies' (DeepSpeed)"
 INSIDES = "a face for what lies inside Accelerate's own FSDP and launcher"
 SAGEMAKER = "support for Amazon SageMaker"
 BIG_MODELS = "big-model inference (models spread over devices, CPU and disk)"
@@ -22,10 +22,7 @@ _COMING = {
         TorchContextParallelConfig
         DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler HfDeepSpeedConfig
         DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper
-        TERecipeKwargs AORecipeKwargs MSAMPRecipeKwargs FP8RecipeKwargs
-        GatheredParameters convert_model
-        has_transformer_engine_layers apply_fp8_autowrap contextual_fp8_autocast
-        convert_model_to_fp8_ao has_ao_layers filter_first_and_last_linear_layers
+        GatheredParameters
         AbstractTrainStep BertTrainStep GPTTrainStep T5TrainStep MegatronLMDummyDataLoader
         MegatronLMDummyScheduler avg_losses_across_data_parallel_group
         add_model_config_to_megatron_parser compile_regions_deepspeed prepare_deepspeed_cmd_env

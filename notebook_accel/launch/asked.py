@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from notebook_accel.config.absent import idle, refuse_unbuilt
+from notebook_accel.config.fp8 import refuse_without_library
 from notebook_accel.config.places import accelerates_path, find_default
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.schema import LaunchSettings, check
@@ -70,6 +71,7 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
         with naming_the_source(found):
             settings = _settings_of(found)
             refuse_unbuilt(found)
+            refuse_without_library(found)
     written = {
         variable: text
         for variable, text in found.environment().items()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notebook_accel.config import cpu
+from notebook_accel.config.installed import is_installed
 from notebook_accel.launch.devices import (
     Device,
     accelerators,
@@ -29,7 +30,8 @@ class Machine:
     """What a run could use. Sizes that nobody tells are 0, names empty.
 
     ``bf16_unit`` and ``fp16_unit`` name what the CPU computes them with; ``knows_cpu`` is False
-    where the system does not say (then neither unit means anything).
+    where the system does not say (then neither unit means anything). ``has_fp8`` is True where
+    the library for 8-bit numbers is installed.
     """
 
     devices: tuple[Device, ...] = ()
@@ -40,6 +42,7 @@ class Machine:
     fp16_unit: str | None = None
     free_bytes: int = 0
     total_bytes: int = 0
+    has_fp8: bool = False
 
     def of_kind(self, kind: str) -> tuple[Device, ...]:
         """Give the accelerators of one kind ("cuda", "mps", "tpu")."""
@@ -59,6 +62,7 @@ def read_machine() -> Machine:
         cpu.fp16_unit(text or ""),
         free_bytes,
         total_bytes,
+        is_installed("torchao"),
     )
 
 

@@ -38,6 +38,8 @@ def standing(precision: str, used: Sequence[Device], machine: Machine) -> Standi
     """
     if not used:
         return _on_cpu(precision, machine)
+    if precision == "fp8" and not machine.has_fp8:
+        return _NO_FP8
     found = [_on_device(precision, device) for device in used]
     worst = min(found, key=lambda one: _ORDER.index(one.mark))
     if len({one.mark for one in found}) == 1:
@@ -67,7 +69,9 @@ def _on_cpu(precision: str, machine: Machine) -> Standing:
     if precision == "no":
         return Standing(precision, "native", "float32")
     if precision == "fp8":
-        return _FP8_ABSENT
+        return (
+            Standing("fp8", "emulated", "right numbers, no speed") if machine.has_fp8 else _NO_FP8
+        )
     if not machine.knows_cpu:
         return Standing(precision, "unknown", "this system does not say")
     unit = machine.bf16_unit if precision == "bf16" else machine.fp16_unit
@@ -79,8 +83,8 @@ def _on_cpu(precision: str, machine: Machine) -> Standing:
 def _on_device(precision: str, device: Device) -> Standing:
     if precision == "no":
         return Standing(precision, "native", "float32")
-    if precision == "fp8":
-        return _FP8_ABSENT
+    if precision == "fp8" and device.kind in ("mps", "tpu"):
+        return Standing(precision, "absent", "torch has no 8-bit numbers there")
     if device.kind == "tpu":
         if precision == "bf16":
             return Standing(precision, "native", "the TPU's own format")
@@ -95,8 +99,12 @@ def _on_device(precision: str, device: Device) -> Standing:
 
 
 def _on_cuda(precision: str, capability: tuple[int, int]) -> Standing:
-    """Compute capability 8.0 brought bf16, 7.0 tensor cores for fp16; 6.1 has fp16 in name."""
+    """Compute capability 8.9 brought fp8, 8.0 bf16, 7.0 fp16 in tensor cores; 6.1 in name only."""
     chip = f"sm_{capability[0]}{capability[1]}"
+    if precision == "fp8":
+        if capability >= (8, 9):
+            return Standing(precision, "native", f"tensor cores, {chip}")
+        return Standing(precision, "emulated", f"{chip}: no speed; native from sm_89")
     if precision == "bf16":
         if capability >= (8, 0):
             return Standing(precision, "native", f"tensor cores, {chip}")
@@ -110,4 +118,4 @@ def _on_cuda(precision: str, capability: tuple[int, int]) -> Standing:
     return Standing(precision, "emulated", f"{chip} computes in float32")
 
 
-_FP8_ABSENT = Standing("fp8", "absent", "this version has no engine for it")
+_NO_FP8 = Standing("fp8", "absent", "needs torchao, the extra fp8")

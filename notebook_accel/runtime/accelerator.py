@@ -139,8 +139,6 @@ class Accelerator(
             cast=self._handlers.kwargs(AutocastKwargs),
             recipe=chosen_recipe(self._handlers, asked),
         )
-        if self._world.rank == 0:
-            numbers.announce()
         self._engine = build(chosen.wish, self._world, numbers)
         self._readers, self._joined = self._engine.layout.readers, self._engine.joined
         self._clock = Clock(num_steps, self._passes, plugin)

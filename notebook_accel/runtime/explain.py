@@ -48,7 +48,7 @@ class Explaining:
         if not (wardrobe.models or wardrobe.optimizers or wardrobe.loaders):
             yield "nothing is prepared yet: model, optimizer, loader = accelerator.prepare(...)"
         for model in wardrobe.models:
-            yield f"model      {_model(model, engine.unwrap(model), engine.describe(model))}"
+            yield f"model      {_model(model, engine.unwrap(model), _done(engine, model))}"
         for optimizer in wardrobe.optimizers:
             yield f"optimizer  {_optimizer(optimizer)}"
         for scheduler in wardrobe.schedulers:
@@ -59,6 +59,11 @@ class Explaining:
             readers = engine.layout.data_size
             rows = wardrobe.loaders[0].total_batch_size // readers
             yield from _arithmetic(rows, readers, steps, wardrobe.optimizers)
+
+
+def _done(engine: Engine, model: nn.Module) -> str:
+    numbers = engine.precision.describe(engine.unwrap(model))
+    return "; ".join(filter(None, [engine.describe(model), numbers]))
 
 
 def _model(model: nn.Module, own: nn.Module, done: str) -> str:

@@ -158,7 +158,7 @@ class AcceleratorState(PartialState, Sharing):
 
     @property
     def mixed_precision(self) -> str:
-        """In what forward passes run: "no", "bf16" or "fp16"."""
+        """In what forward passes run: "no", "bf16", "fp16" or "fp8"."""
         return str(self._precision)
 
     @property

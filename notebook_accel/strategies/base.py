@@ -74,6 +74,8 @@ class Engine:
         self.wish = wish
         self.world = world
         self.precision = precision
+        if world.rank == 0:
+            precision.announce()
         self.layout = Layout()
         self._ran: set[int] = set()  # optimizers that the loss scaler let step
 

@@ -31,6 +31,8 @@ from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
 from notebook_accel.strategies.blocks import find_blocks, modules_named
 from notebook_accel.strategies.compiled import uncompiled
+from notebook_accel.strategies.fp8 import share_scales
+from notebook_accel.strategies.homecoming import HOME
 from notebook_accel.strategies.layout import data_axes, mesh_of
 from notebook_accel.strategies.precision import Precision
 
@@ -101,6 +103,10 @@ class FSDPEngine(Engine):
                     "note: the ranks built models of different weights; all start from rank 0's "
                     "(set_seed(...) before the model makes them alike)"
                 )
+            if self.precision.eight_bits is not None:
+                # Offloaded shards cannot agree on scales: ranks of GPUs do not meet on the CPU.
+                gathers = not (wish.cpu_offload and self.world.device.type != "cpu")
+                self.precision.eight_bits.convert(model, gathers)
             if wish.activation_checkpointing:
                 blocks = sharding.recompute(model, blocks)
             self._divide_layers(model)
@@ -113,6 +119,7 @@ class FSDPEngine(Engine):
                 offload=self._offload(),
                 ignored=[one for module in kept for one in module.parameters()],
             )
+            share_scales(model)
             if given is not None:
                 lean.pour(model, given, self.world, on_cpu=wish.cpu_offload)
         for module in kept:

@@ -119,7 +119,7 @@ def test_processes_of_a_file_are_those_of_all_machines(file: Path) -> None:
     [
         ("mixed_precision: bf17\n", "line 1: mixed_precision: bf17 is not known"),
         ("\nnum_process: 2\n", "line 2: there is no setting num_process"),
-        ("mixed_precision: fp8\n", "mixed_precision='fp8' is not supported yet (from file"),
+        ("mixed_precision: fp9\n", "line 1: mixed_precision: fp9 is not known"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_before_anything_starts(

@@ -67,6 +67,31 @@ def test_a_cpu_is_marked_by_its_units_and_stays_in_float32(
     assert preselected([], machine)[0] == "no"
 
 
+@pytest.mark.parametrize(
+    ("device", "mark", "why"),
+    [
+        (None, "emulated", "right numbers, no speed"),
+        (T4, "emulated", "sm_75: no speed; native from sm_89"),
+        (A100, "emulated", "sm_80: no speed; native from sm_89"),
+        (Device("cuda", 0, "NVIDIA L4", capability=(8, 9)), "native", "tensor cores, sm_89"),
+        (H100, "native", "tensor cores, sm_90"),
+        (AMD, "unknown", "the driver does not say"),
+        (MPS, "absent", "torch has no 8-bit numbers there"),
+        (TPU, "absent", "torch has no 8-bit numbers there"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_fp8_is_native_from_ada_on_and_emulated_below(
+    device: Device | None, mark: str, why: str
+) -> None:
+    used = [] if device is None else [device]
+    found = standing("fp8", used, Machine(has_fp8=True))
+    assert (found.mark, found.why) == (mark, why)
+    without = standing("fp8", used, PLAIN)
+    assert without.why == "needs torchao, the extra fp8"
+    assert not without.can_be_picked
+
+
 def test_unlike_gpus_are_as_good_as_the_worst_which_is_named() -> None:
     mixed = standing("bf16", [A100, T4], PLAIN)
     assert (mixed.mark, mixed.why) == (

@@ -122,7 +122,7 @@ def test_precisions_carry_their_mark_in_words() -> None:
         "bf16 ◐ emulated (sm_75; native from sm_80)",
         "fp16 ● native (tensor cores, sm_75)",
     ]
-    assert "fp8 ○ absent (this version has no engine for it)" in shown(picker)
+    assert "fp8 ○ absent (needs torchao, the extra fp8)" in shown(picker)
 
 
 def test_a_change_of_device_changes_the_marks_and_keeps_the_boxes() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from . import imports as _imports
+from .ao import *
 from .constants import *
 from .dataclasses import *
 from .environment import *
@@ -13,6 +14,7 @@ from .operations import *
 from .other import *
 from .random import *
 from .tqdm import tqdm as tqdm
+from .transformer_engine import *
 from .versions import *
 
 

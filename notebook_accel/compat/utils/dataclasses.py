@@ -3,6 +3,12 @@
 from notebook_accel.compat.doors import door as _door
 from notebook_accel.config.accumulation import GradientAccumulationPlugin
 from notebook_accel.config.dynamo import TorchDynamoPlugin
+from notebook_accel.config.fp8 import (
+    AORecipeKwargs,
+    FP8RecipeKwargs,
+    MSAMPRecipeKwargs,
+    TERecipeKwargs,
+)
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import (
     AutocastKwargs,
@@ -33,6 +39,7 @@ __all__ = [
     "ComputeEnvironment",
     "CustomDtype",
     "DDPCommunicationHookType",
+    "AORecipeKwargs",
     "DataLoaderConfiguration",
     "DistributedDataParallelKwargs",
     "DistributedOperationException",
@@ -44,13 +51,17 @@ __all__ = [
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",
     "KwargsHandler",
+    "FP8RecipeKwargs",
     "LoggerType",
     "PrecisionType",
     "ProfileKwargs",
     "ProjectConfiguration",
     "RNGType",
     "TorchDynamoPlugin",
+    "MSAMPRecipeKwargs",
     "TorchTensorParallelConfig",
 ]
 
 __getattr__ = _door(__name__)
+    "TERecipeKwargs",
+    "TorchContextParallelConfig",

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from notebook_accel.compat.doors import door as _make_door
-from notebook_accel.config.installed import availability
+from notebook_accel.config.installed import availability, is_installed
 from notebook_accel.config.installed import deepspeed_required as deepspeed_required
 from notebook_accel.config.installed import is_rich_available as is_rich_available
 from notebook_accel.config.installed import torchao_required as torchao_required
@@ -40,8 +40,8 @@ def is_fp16_available() -> bool:
 
 
 def is_fp8_available() -> bool:
-    """Tell whether forward passes can run in eight bits here."""
-    return False
+    """Tell whether forward passes can run in eight bits here, by the unit or emulated."""
+    return is_installed("torchao")
 
 
 def is_weights_only_available() -> bool:

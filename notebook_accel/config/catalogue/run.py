@@ -28,7 +28,7 @@ RUN: tuple[Setting, ...] = (
     ),
     _run(
         "mixed_precision", "str", DEFAULT_PRECISION, "number format of forward and backward passes",
-        choices=("no", "fp16", "bf16", "fp8"), coming=("fp8",), yaml="mixed_precision",
+        choices=("no", "fp16", "bf16", "fp8"), yaml="mixed_precision",
         keys=("fp16",), env=("ACCELERATE_MIXED_PRECISION",),
         question="In which number format do forward and backward passes run?",
     ),

@@ -1,0 +1,1 @@
+from notebook_accel.compat.utils.transformer_engine import *
