@@ -41,6 +41,7 @@ _WHERE = {
     "RunInterrupted": "errors",
     "RunResult": "launch.result",
     "RunTimeout": "errors",
+    "SequenceParallel": "config.sequence",
     "SingleDevice": "config.wishes",
     "StopRun": "errors",
     "TensorParallel": "config.wishes",
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from notebook_accel.config.loading import DataLoaderConfiguration
     from notebook_accel.config.parallelism import ParallelismConfig
     from notebook_accel.config.resolve import RunConfig
+    from notebook_accel.config.sequence import SequenceParallel
     from notebook_accel.config.wishes import DDP, FSDP, Pipeline, SingleDevice, TensorParallel
     from notebook_accel.data.skip import skip_first_batches
     from notebook_accel.errors import (

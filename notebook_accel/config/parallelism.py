@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+from notebook_accel.config.adoption import adopt
 from notebook_accel.config.resolve import RunConfig, resolve
+from notebook_accel.config.sequence import (
+    DeepSpeedSequenceParallelConfig,
+    SequenceParallel,
+    TorchContextParallelConfig,
+)
 from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel
-from notebook_accel.errors import ConfigError, NotHere
+from notebook_accel.errors import ConfigError
 
+_Handler = TypeVar("_Handler")
 _SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 _AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")  # the outermost first
 
@@ -23,12 +30,15 @@ class TorchTensorParallelConfig:
 
 @dataclass
 class ParallelismConfig:
-    """Ranks along axes: copies of the model, shards of each copy, layers divided over ranks.
+    """Ranks along axes: copies of the model, shards of each copy, divided layers and sequences.
 
     Sizes that are None are what the environment says (``PARALLELISM_CONFIG_*``), else 1; their
-    product must be the number of ranks.
+    product must be the number of ranks. ``sp_size`` ranks share sequences that a prepared loader
+    cuts; ``cp_size`` ranks those that ``accelerator.maybe_context_parallel`` cuts in the loop. Both
+    run on torch's own collectives whatever the backend is called; ``cp_handler`` and ``sp_handler``
+    say how.
 
-    Errors: ConfigError for what cannot be; NotHere for what comes later.
+    Errors: ConfigError for what cannot be.
     """
 
     dp_replicate_size: int | None = None
@@ -57,13 +67,21 @@ class ParallelismConfig:
             setattr(self, name, size)
         self.cp_backend = self.cp_backend or found.parallelism_config_cp_backend
         self.sp_backend = self.sp_backend or found.parallelism_config_sp_backend
-        if self.cp_enabled or self.sp_enabled:
-            axis = "cp_size" if self.cp_enabled else "sp_size"
-            raise NotHere(
-                f"ParallelismConfig({axis}={getattr(self, axis)}) asks for what is not here yet",
-                "sequences are not divided over ranks yet",
-                f"leave {axis} out; tp_size and dp_shard_size make room too",
+        if self.cp_enabled and self.sp_enabled:
+            raise ConfigError(
+                f"ParallelismConfig(cp_size={self.cp_size}, sp_size={self.sp_size})",
+                "both cut the same sequences",
+                "leave one of them at 1",
             )
+        for name, known in (("cp_backend", "torch"), ("sp_backend", "deepspeed")):
+            if getattr(self, name) != known:
+                raise ConfigError(
+                    f"ParallelismConfig({name}={getattr(self, name)!r})",
+                    f"Accelerate knows {known!r} only; what runs here is the same for all",
+                    f"leave {name} out",
+                )
+        self.cp_handler = _adopted(self.cp_handler, TorchContextParallelConfig, "cp_handler")
+        self.sp_handler = _adopted(self.sp_handler, DeepSpeedSequenceParallelConfig, "sp_handler")
 
     def wish(self, world_size: int, fsdp: FSDP | None = None) -> Strategy:
         """Give the strategy that these sizes ask for; ``fsdp`` says how copies are sharded.
@@ -77,12 +95,23 @@ class ParallelismConfig:
                 f"the sizes multiply to {self.total_size}; every rank needs one place",
                 f"launch {self.total_size} processes, or change a size",
             )
+        data = self._data(fsdp)
+        if self.cp_enabled:
+            how = self.cp_handler.exchange
+            return SequenceParallel(self._size("cp"), how, cut="context", data=data)
+        if self.sp_enabled:
+            return SequenceParallel(
+                self._size("sp"), length=self.sp_handler.fixed_length, data=data
+            )
+        return data
+
+    def _data(self, fsdp: FSDP | None) -> DDP | FSDP | TensorParallel:
+        """Say how parameters are shared; ranks that share a sequence shard them too."""
         if not self.tp_enabled and not self.dp_shard_enabled and fsdp is None:
             return DDP()
         data = replace(fsdp or FSDP(), replicas=self.dp_replicate_size or 1)
         if self.tp_enabled:
-            assert self.tp_size is not None
-            return TensorParallel(size=self.tp_size, data=data)
+            return TensorParallel(size=self._size("tp"), data=data)
         return data
 
     @property
@@ -118,7 +147,8 @@ class ParallelismConfig:
     @property
     def fsdp_dim_names(self) -> list[str]:
         """The active axes that FSDP averages gradients over."""
-        return self.dp_dim_names
+        wanted = ("dp_replicate", "dp_shard", "cp", "sp")
+        return [axis for axis in self.active_mesh_dims if axis in wanted]
 
     @property
     def dp_replicate_enabled(self) -> bool:
@@ -155,6 +185,18 @@ class ParallelismConfig:
 
     def _sizes(self) -> dict[str, int]:
         return {f"{axis}_size": self._size(axis) for axis in self.active_mesh_dims}
+
+
+def _adopted(handler: Any, kind: type[_Handler], name: str) -> _Handler:
+    """Take a handler of ours, or Accelerate's own as ours; None is what the environment says."""
+    ours = kind() if handler is None else adopt(handler, kind)
+    if isinstance(ours, kind):
+        return ours
+    raise ConfigError(
+        f"ParallelismConfig({name}={handler!r})",
+        "it holds settings of the axis under Accelerate's names",
+        f"write {name}={kind.__name__}(...), or leave it out",
+    )
 
 
 def _refuse_stages(found: RunConfig) -> None:

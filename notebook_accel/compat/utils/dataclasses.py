@@ -3,12 +3,6 @@
 from notebook_accel.compat.doors import door as _door
 from notebook_accel.config.accumulation import GradientAccumulationPlugin
 from notebook_accel.config.dynamo import TorchDynamoPlugin
-from notebook_accel.config.fp8 import (
-    AORecipeKwargs,
-    FP8RecipeKwargs,
-    MSAMPRecipeKwargs,
-    TERecipeKwargs,
-)
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import (
     AutocastKwargs,
@@ -38,8 +32,11 @@ __all__ = [
     "AutocastKwargs",
     "ComputeEnvironment",
     "CustomDtype",
+from notebook_accel.config.sequence import (
+    DeepSpeedSequenceParallelConfig,
+    TorchContextParallelConfig,
+)
     "DDPCommunicationHookType",
-    "AORecipeKwargs",
     "DataLoaderConfiguration",
     "DistributedDataParallelKwargs",
     "DistributedOperationException",
@@ -48,20 +45,17 @@ __all__ = [
     "FP8BackendType",
     "FullyShardedDataParallelPlugin",
     "GradScalerKwargs",
+    "DeepSpeedSequenceParallelConfig",
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",
     "KwargsHandler",
-    "FP8RecipeKwargs",
     "LoggerType",
     "PrecisionType",
     "ProfileKwargs",
     "ProjectConfiguration",
     "RNGType",
     "TorchDynamoPlugin",
-    "MSAMPRecipeKwargs",
     "TorchTensorParallelConfig",
 ]
 
 __getattr__ = _door(__name__)
-    "TERecipeKwargs",
-    "TorchContextParallelConfig",
