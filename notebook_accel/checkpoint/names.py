@@ -8,7 +8,7 @@ the compiled one, on any number of processes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -38,10 +38,16 @@ def plain_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     return {plain_name(model, name): value for name, value in state.items()}
 
 
-def load_plain(model: nn.Module, state: Mapping[str, Any], strict: bool = True) -> list[str]:
+def load_plain(
+    model: nn.Module,
+    state: Mapping[str, Any],
+    strict: bool = True,
+    load: Callable[..., Any] | None = None,
+) -> list[str]:
     """Load a state dict into ``model``, whichever of the two carries wrappers' names.
 
-    Tied tensors need only be there once. Gives the names that were not there, none when strict.
+    Tied tensors need only be there once. ``load(state, strict)`` stands for the model's own
+    ``load_state_dict``. Gives the names that were not there, none when strict.
 
     Errors: CheckpointError naming what is missing, unknown or of another shape.
     """
@@ -54,7 +60,7 @@ def load_plain(model: nn.Module, state: Mapping[str, Any], strict: bool = True) 
         for name, value in given.items()
     }
     try:
-        result = model.load_state_dict(fitting, strict=strict)
+        result = (load or model.load_state_dict)(fitting, strict=strict)
     except RuntimeError as reason:
         raise CheckpointError(
             f"the saved weights do not fit {type(_innermost(model)).__name__}",

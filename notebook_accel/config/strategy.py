@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 from notebook_accel.config.absent import refuse_absent
 from notebook_accel.config.adoption import adopt
+from notebook_accel.config.deepspeed import DeepSpeedPlugin
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import Handlers
 from notebook_accel.config.parallelism import ParallelismConfig
@@ -43,6 +44,7 @@ class Face:
 # The argument of Accelerator that takes each.
 FACES: dict[str, Face] = {
     "fsdp_plugin": Face(FullyShardedDataParallelPlugin, "fsdp"),
+    "deepspeed_plugin": Face(DeepSpeedPlugin, "deepspeed"),
 }
 
 

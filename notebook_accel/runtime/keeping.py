@@ -316,6 +316,7 @@ class Keeping:
 
     def _load_models(self, saved: Checkpoint, strict: bool = True) -> None:
         models = [self._engine.unwrap(model) for model in self._wardrobe.models]
+        wrapped = dict(zip(map(id, models), self._wardrobe.models, strict=True))
         for hook in list(self._load_hooks.values()):
             hook(models, os.fspath(saved.folder))
         parts = sharded.of(saved)
@@ -323,7 +324,8 @@ class Keeping:
             state = saved.model(i)
             if parts is not None:
                 state.update(parts.model(i, plain_state(model, model.state_dict())))
-            load_plain(model, state, strict)
+            load = partial(self._engine.load_into, wrapped[id(model)])
+            load_plain(model, state, strict, load)
 
 
 def _nowhere(method: str) -> ConfigError:

@@ -102,6 +102,17 @@ class PreparedOptimizer(Optimizer):
                 self._settled = False
                 self._engine.forget(self.inner)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Give the inner optimizer's state.
+
+        Ranks: all ranks call it, where they share states.
+        """
+        return self._engine.optimizer_state(self.inner)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave."""
+        self._engine.load_optimizer_state(self.inner, state_dict)
+
     def abandon(self) -> None:
         """Clear gradients that no step will use, also in an open window."""
         self._spent = True
@@ -201,7 +212,7 @@ def _delegate(face: type, base: type, own: set[str]) -> None:
             setattr(face, name, hand_on(name))
 
 
-_delegate(PreparedOptimizer, Optimizer, {"step", "zero_grad"})
+_delegate(PreparedOptimizer, Optimizer, {"step", "zero_grad", "state_dict", "load_state_dict"})
 _delegate(PreparedScheduler, LRScheduler, {"step"})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
+from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.wishes import (
     DDP,
@@ -133,8 +134,15 @@ def _sequence(wish: SequenceParallel, world: World, precision: Precision) -> Eng
     return sequence_engine(wish, world, precision)
 
 
+def _deepspeed(wish: DeepSpeed, world: World, precision: Precision) -> Engine:
+    from notebook_accel.strategies.zero import ZeroEngine  # imports DeepSpeed
+
+    return ZeroEngine(wish, world, precision)
+
+
 BUILT_IN: dict[type[Strategy], Maker] = {
     SingleDevice: _single,
+    DeepSpeed: _deepspeed,
     DDP: _ddp,
     FSDP: _fsdp,
     TensorParallel: _tensor,

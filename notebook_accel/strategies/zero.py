@@ -1,0 +1,415 @@
+"""Optimizer states, gradients and parameters in shards, by DeepSpeed's ZeRO.
+
+DeepSpeed holds the model and its optimizer; the runtime keeps what it does under every strategy:
+windows of micro-batches, clipping, schedules, checkpoints. A window is closed at the first of clip
+and step: then gradients are averaged, and DeepSpeed steps with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from notebook_accel.config.deepspeed import DeepSpeed
+from notebook_accel.config.kinds import DistributedType
+from notebook_accel.errors import ConfigError, RuntimeMisuse
+from notebook_accel.events import context
+from notebook_accel.events.pulse import BACKWARD
+from notebook_accel.ranks import watch
+from notebook_accel.ranks.collectives import map_tensors
+from notebook_accel.ranks.world import World
+from notebook_accel.strategies import sharding, zero_parts
+from notebook_accel.strategies.base import Engine, Layout, Parts
+from notebook_accel.strategies.batchnorm import let_batch_norms_meet
+from notebook_accel.strategies.compiled import uncompiled
+from notebook_accel.strategies.dummies import DummyScheduler
+from notebook_accel.strategies.precision import MixedForward, Precision, plain_forward
+from notebook_accel.strategies.zero_config import filled
+from notebook_accel.strategies.zero_start import deepspeed_on, initialized, made_scheduler
+
+_WHAT = {
+    1: "optimizer states",
+    2: "gradients and optimizer states",
+    3: "parameters, gradients and optimizer states",
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model in DeepSpeed's hands: its engine, and the optimizer whose numbers count.
+
+    ``given`` is the optimizer that was prepared, ``groups`` are the parameters that it had.
+    """
+
+    engine: Any
+    optimizer: Optimizer
+    given: Optimizer
+    groups: tuple[tuple[Any, ...], ...]
+    dtypes: dict[str, torch.dtype]
+
+
+class ZeroEngine(Engine):
+    """ZeRO by DeepSpeed, on the process group that is there."""
+
+    kind = DistributedType.DEEPSPEED
+    wish: DeepSpeed
+
+    def __init__(self, wish: DeepSpeed, world: World, precision: Precision) -> None:
+        super().__init__(wish, world, precision)
+        self.layout = Layout(world.rank, world.size)
+        self._scaling = {} if precision.scaler is None else scaling_of(precision.scaler)
+        filled(wish, precision.name, self._scaling)  # what cannot be is said before all else
+        precision.scaler = None  # DeepSpeed has its own
+        self.deepspeed = deepspeed_on(world)
+        self._held: list[Held] = []
+        self._closed: set[int] = set()  # optimizers whose window is closed, and not stepped yet
+        self._fed = False  # whether gradients wait
+        self._pulse = watch.pulse()
+
+    # ── wrapping ──────────────────────────────────────────────────────────────────────────────
+
+    def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:
+        """Give each model, with the optimizer that trains it, into DeepSpeed's hands.
+
+        Ranks: all ranks call it with the same parts; models start as rank 0 has them.
+        Errors: ConfigError for an optimizer whose model is not among them.
+        """
+        pairs = paired(parts)
+        optimizers = {id(one): one for one in parts.optimizers}
+        models: list[nn.Module] = []
+        for model, optimizer in zip(parts.models, pairs, strict=True):
+            if optimizer is None:
+                models.append(self.place(model, device_placement))
+                continue
+            held = self._take(model, optimizer)
+            self._held.append(held)
+            optimizers[id(optimizer)] = held.optimizer
+            models.append(held.engine)
+        return Parts(tuple(models), tuple(optimizers.values()), parts.schedulers)
+
+    def _take(self, model: nn.Module, optimizer: Optimizer) -> Held:
+        inner = uncompiled(model)
+        if self._held and self.precision.name == "fp16":
+            raise ConfigError(
+                "two models are trained in fp16 under DeepSpeed",
+                "each has a loss scale of its own, and a loss of both can only have one",
+                'use mixed_precision="bf16"',
+            )
+        config = filled(self.wish, self.precision.name, self._scaling, inner)
+        groups = tuple(tuple(group["params"]) for group in optimizer.param_groups)
+        dtypes = {name: one.dtype for name, one in inner.state_dict().items() if _is_float(one)}
+        if not any(hasattr(one, "ds_id") for one in inner.parameters()):
+            inner.to(self.world.device)
+            if sharding.start_alike(inner, self.world) and self.world.rank == 0:
+                print(
+                    "note: the ranks built models of different weights; all start from rank 0's "
+                    "(set_seed(...) before the model makes them alike)"
+                )
+        if self.world.device.type == "cpu":
+            let_batch_norms_meet(inner)
+        self.mix(model)
+        engine, own = initialized(self.deepspeed, inner, optimizer, config, self.wish.config)
+        context.encoders[type(engine)] = _undressed
+        context.encoders[type(inner)] = _undressed
+        return Held(engine, own, optimizer, groups, dtypes)
+
+    def mix(self, model: nn.Module) -> nn.Module:
+        """Let ``model``'s forward take what is not yet in this engine's precision."""
+        inner = plain_forward(uncompiled(model))
+        if self.precision.dtype is not None:
+            inner.forward = CastForward(inner.forward, self.precision)
+        return model
+
+    def unwrap(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
+        """Give the person's own module back; in stage 3 its parameters are in shards."""
+        held = self._of_model(model)
+        return super().unwrap(model if held is None else held.engine.module, keep_fp32_wrapper)
+
+    def describe(self, model: nn.Module) -> str:
+        """Say what became of ``model``."""
+        if self._of_model(model) is None:
+            return ""
+        stage = self.wish.zero_stage or 2
+        return f"ZeRO stage {stage} of DeepSpeed: {_WHAT[stage]} over {self.world.size} ranks"
+
+    def schedule(self, scheduler: DummyScheduler) -> Any:
+        """Make the scheduler that ``scheduler`` stands for."""
+        moved = getattr(scheduler.optimizer, "inner", scheduler.optimizer)
+        whose = [one.optimizer for one in self._held if moved in (one.given, one.optimizer)]
+        return made_scheduler(scheduler, whose[0] if whose else None, self.wish.config)
+
+    # ── gradients ─────────────────────────────────────────────────────────────────────────────
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Add the gradients of ``loss``; ranks wait for each other where they are averaged."""
+        gradient = kwargs.pop("gradient", None)
+        if gradient is not None:
+            loss = loss * gradient
+        self._fed = True
+        if self._pulse is not None:
+            self._pulse.enter(BACKWARD)
+            self._pulse.quiet = True
+        try:
+            if len(self._held) == 1:
+                self._held[0].engine.backward(loss, scale_wrt_gas=False, **kwargs)
+            else:
+                loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            if self._pulse is not None:
+                self._pulse.quiet = False
+        if self._pulse is not None:
+            self._pulse.leave()
+
+    def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
+        """Clear gradients; after a step DeepSpeed has done so itself."""
+        held = self._of_optimizer(optimizer)
+        if held is None:
+            super().zero_grad(optimizer, set_to_none)
+        elif self._fed:
+            zero_parts.forget_gradients(held.engine)
+            self._closed.discard(id(held.optimizer))
+            self._fed = bool(len(self._held) > 1)
+
+    def forget_pending(self, model: nn.Module) -> None:
+        """Drop what micro-batches of a window that will never be whole have left."""
+        held = self._of_model(model)
+        if held is not None:
+            zero_parts.forget_gradients(held.engine)
+            self._closed.discard(id(held.optimizer))
+
+    def trained(self, optimizer: Optimizer) -> list[Tensor]:
+        """List the parameters that ``optimizer`` trains, as the model has them."""
+        held = self._of_optimizer(optimizer)
+        if held is None:
+            return super().trained(optimizer)
+        return [one for group in held.groups for one in group]
+
+    def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+        """Give NaN: before a window is whole, no rank knows what its gradients will be."""
+        return torch.full((), float("nan"), device=self.world.device)
+
+    def clip_grad_norm(
+        self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0
+    ) -> Tensor:
+        """Scale gradients so that their norm is at most ``max_norm``; give the norm before.
+
+        Ranks: all ranks call it.
+        """
+        listed = list(parameters)
+        held = self._closed_for(listed)
+        if held is None:
+            return super().clip_grad_norm(listed, max_norm, norm_type)
+        pieces = zero_parts.gradients(held.engine, listed)
+        norm = zero_parts.total_norm(held.engine, pieces, norm_type)
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        if bool(torch.isfinite(norm)):  # an overflow stays one, for DeepSpeed to find
+            for one in pieces:
+                one.mul_(factor.to(one.device))
+        return norm
+
+    def clip_grad_value(self, parameters: Iterable[Tensor], clip_value: float) -> None:
+        """Limit every element of every gradient to ``[-clip_value, clip_value]``."""
+        listed = list(parameters)
+        held = self._closed_for(listed)
+        if held is None:
+            super().clip_grad_value(listed, clip_value)
+            return
+        limit = clip_value * zero_parts.scale(held.engine)
+        for one in zero_parts.gradients(held.engine, listed):
+            one.clamp_(-limit, limit)
+
+    def scale_gradients(self, optimizer: Optimizer, factor: float | Tensor) -> None:
+        """Multiply the averaged gradients of ``optimizer``'s parameters by ``factor``."""
+        held = self._of_optimizer(optimizer)
+        if held is None:
+            super().scale_gradients(optimizer, factor)
+            return
+        self._close(held)
+        for one in zero_parts.gradients(held.engine):
+            one.mul_(factor.to(one.device) if isinstance(factor, Tensor) else factor)
+
+    def step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None = None
+    ) -> tuple[bool, Any]:
+        """Update parameters; tell whether that happened (an overflow skips it), and the loss.
+
+        Errors: RuntimeMisuse for a closure.
+        """
+        held = self._of_optimizer(optimizer)
+        if held is None:
+            return super().step(optimizer, closure)
+        if closure is not None:
+            raise RuntimeMisuse(
+                "optimizer.step(closure) under DeepSpeed",
+                "it averages and cuts up gradients before the step, a closure makes them inside",
+                "call accelerator.backward(loss), then step() without a closure",
+            )
+        if not self._fed:
+            return True, None
+        self._close(held)
+        self._closed.discard(id(held.optimizer))
+        self._fed = len(self._held) > 1
+        return zero_parts.update(held.engine), None
+
+    def _close(self, held: Held) -> None:
+        if id(held.optimizer) not in self._closed:
+            zero_parts.close_window(held.engine)
+            self._closed.add(id(held.optimizer))
+
+    def _closed_for(self, parameters: list[Tensor]) -> Held | None:
+        """Find who trains ``parameters``, its window closed."""
+        wanted = set(map(id, parameters))
+        for held in self._held:
+            if any(id(one) in wanted for group in held.groups for one in group):
+                if self._fed:
+                    self._close(held)
+                return held
+        return None
+
+    # ── states ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def scales(self) -> bool:
+        """Whether the runtime must take a loss scale off gradients: DeepSpeed does it itself."""
+        return False
+
+    @property
+    def shares_states(self) -> bool:
+        """Whether a rank alone does not know the whole state: always."""
+        return True
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Give the model's whole state on the first rank of each machine, nothing on others.
+
+        Ranks: all ranks call it.
+        """
+        held = self._of_model(model)
+        if held is None:
+            return super().state_dict(model)
+        return zero_parts.model_state(held.engine.module, held.dtypes, self._keeps)
+
+    def load_into(self, model: nn.Module, state: dict[str, Any], strict: bool) -> Any:
+        """Load a whole state; each rank takes its parts.
+
+        Ranks: all ranks call it.
+        """
+        held = self._of_model(model)
+        if held is None:
+            return super().load_into(model, state, strict)
+        return zero_parts.load_model(held.engine, state, strict)
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave, or the plain module's state; each rank takes its part.
+
+        Ranks: all ranks call it.
+        """
+        self.load_into(model, state, strict=True)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Give the optimizer's whole state, in torch's form.
+
+        Ranks: all ranks call it.
+        """
+        held = self._of_optimizer(optimizer)
+        if held is None:
+            return super().optimizer_state(optimizer)
+        return zero_parts.optimizer_state(held.engine, held.optimizer, held.groups, keep=True)
+
+    def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Give the optimizer's state as a checkpoint keeps it: whole, on the rank that writes.
+
+        Ranks: all ranks call it.
+        """
+        held = self._of_optimizer(optimizer)
+        if held is None:
+            return super().kept_optimizer_state(optimizer)
+        return zero_parts.optimizer_state(held.engine, held.optimizer, held.groups, self._keeps)
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Load a whole state in torch's form; each rank takes its parts.
+
+        Ranks: all ranks call it.
+        """
+        held = self._of_optimizer(optimizer)
+        if held is None:
+            super().load_optimizer_state(optimizer, state)
+            return
+        zero_parts.load_optimizer_state(held.engine, held.optimizer, held.groups, state)
+
+    @property
+    def _keeps(self) -> bool:
+        return self.world.placement.local_rank == 0
+
+    def _of_model(self, model: nn.Module) -> Held | None:
+        inner = uncompiled(model)
+        found = (one for one in self._held if inner is one.engine or inner is one.engine.module)
+        return next(found, None)
+
+    def _of_optimizer(self, optimizer: Optimizer) -> Held | None:
+        return next((one for one in self._held if one.optimizer is optimizer), None)
+
+
+class CastForward(MixedForward):
+    """A forward whose floating inputs come in the compute dtype, as parameters are in it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward in the compute dtype."""
+        args, kwargs = map_tensors(self._cast, (args, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.precision.dtype) if tensor.is_floating_point() else tensor
+
+
+def paired(parts: Parts) -> list[Optimizer | None]:
+    """Give for each model the optimizer that trains it; None where nobody does.
+
+    Errors: ConfigError for an optimizer without its model, and for two of one model.
+    """
+    owner = {id(one): i for i, model in enumerate(parts.models) for one in model.parameters()}
+    pairs: list[Optimizer | None] = [None] * len(parts.models)
+    for optimizer in parts.optimizers:
+        owners = {owner.get(id(one)) for group in optimizer.param_groups for one in group["params"]}
+        index = owners.pop() if len(owners) == 1 else None
+        if index is None or pairs[index] is not None:
+            raise ConfigError(
+                f"prepare() got {type(optimizer).__name__} without the one model that it trains",
+                "DeepSpeed takes a model and its optimizer together, one of each",
+                "write model, optimizer = accelerator.prepare(model, optimizer), in one call",
+            )
+        pairs[index] = optimizer
+    return pairs
+
+
+def scaling_of(scaler: torch.amp.GradScaler) -> dict[str, float]:
+    """Read how a loss scale starts and moves."""
+    return {"init_scale": scaler.get_scale(), "growth_interval": scaler.get_growth_interval()}
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _undressed(model: Any) -> Any:
+    """Give a model as it may travel: without DeepSpeed's hooks and marks."""
+    inner = getattr(model, "module", model) if hasattr(model, "zero_optimization") else model
+    if any(hasattr(one, "ds_id") for one in inner.parameters()):
+        raise RuntimeMisuse(
+            f"a model in shards ({type(inner).__name__}, ZeRO stage 3) was returned from a rank",
+            "this rank holds only its parts, and parts mean nothing outside the run",
+            "return accelerator.get_state_dict(model), called on all ranks: rank 0's is whole, and "
+            "load_state_dict takes it; or save_model(model, folder)",
+        )
+    for module in inner.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            for key, hook in list(hooks.items()):
+                if getattr(hook, "__module__", "").startswith("deepspeed"):
+                    del hooks[key]
+    for parameter in inner.parameters():
+        vars(parameter).clear()
+    return inner

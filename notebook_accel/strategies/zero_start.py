@@ -1,0 +1,188 @@
+"""How DeepSpeed is begun on ranks that are there, and kept from saying what nobody needs."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from notebook_accel.config.deepspeed_file import AUTO
+from notebook_accel.config.environment import patch_environment
+from notebook_accel.config.installed import is_installed, version_of
+from notebook_accel.errors import ConfigError, MissingPackage
+from notebook_accel.ranks.world import World
+from notebook_accel.strategies.dummies import DummyOptim, DummyScheduler
+
+_LOGGER = "DeepSpeed"
+_OLDER_NAMES = ("all_gather_into_tensor", "reduce_scatter_tensor")  # of torch's, which it calls
+
+
+def deepspeed_on(world: World) -> Any:
+    """Import DeepSpeed for the device of ``world``, on its process group.
+
+    Ranks: all ranks call it.
+    Errors: MissingPackage without DeepSpeed; ConfigError for one that is too old.
+    """
+    if not is_installed("deepspeed"):
+        raise MissingPackage(
+            "strategy=DeepSpeed(...) needs deepspeed, which is not installed",
+            "ZeRO is done by the real package",
+            "pip install 'notebook-accel[deepspeed]', or write strategy=FSDP(), which needs none",
+        )
+    if not dist.is_initialized():  # alone: DeepSpeed wants a group all the same
+        comm = "nccl" if world.device.type == "cuda" else "gloo"
+        store = dist.HashStore()
+        dist.init_process_group(comm, store=store, rank=0, world_size=1)
+    with quiet(), patch_environment(ds_accelerator=world.device.type):
+        import deepspeed
+        from deepspeed.ops import __compatible_ops__
+
+        if not hasattr(deepspeed.DeepSpeedEngine, "managed_gradient_accumulation"):
+            raise ConfigError(
+                f"deepspeed {version_of('deepspeed')} is installed",
+                "its engine cannot be told when a window of micro-batches is over",
+                "pip install 'notebook-accel[deepspeed]', which is 0.19.8 or newer",
+            )
+        if world.device.type == "cpu":
+            # It sums no gradients, and the first run would compile it for more than a minute.
+            __compatible_ops__["deepspeed_shm_comm"] = False
+            # It asks for fp16 in hardware; torch computes in it on every CPU.
+            deepspeed.get_accelerator().is_fp16_supported = lambda: True
+        deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
+    for name in _OLDER_NAMES:
+        warnings.filterwarnings("ignore", rf".*torch\.distributed\.{name}.* is deprecated")
+    return deepspeed
+
+
+def initialized(
+    deepspeed: Any,
+    model: nn.Module,
+    optimizer: Optimizer,
+    config: dict[str, Any],
+    asked: Mapping[str, Any],
+) -> tuple[Any, Optimizer]:
+    """Give ``model`` and ``optimizer`` into DeepSpeed's hands; gives its engine, and who steps.
+
+    Errors: ConfigError where the configuration and ``optimizer`` do not fit.
+    """
+    section = asked.get("optimizer")
+    given: dict[str, Any] = {"optimizer": optimizer}
+    if isinstance(optimizer, DummyOptim):
+        config = {**config, "optimizer": _optimizer_section(section, optimizer)}
+        given = {"model_parameters": optimizer.param_groups}
+    elif section is not None:
+        raise ConfigError(
+            f"DeepSpeed's configuration has an optimizer, and prepare() got "
+            f"{type(optimizer).__name__}",
+            "one model can only be trained by one of them",
+            "take the section out of the configuration, or prepare DummyOptim(model.parameters())",
+        )
+    with quiet(), redirect_stdout(io.StringIO()):  # it prints memory statistics
+        try:
+            engine = deepspeed.initialize(
+                model=model, config=config, dist_init_required=False, **given
+            )[0]
+        except (AssertionError, ValueError, NotImplementedError) as reason:
+            raise ConfigError(
+                f"DeepSpeed refuses this configuration: {_first_lines(reason)}",
+                "it was asked for ZeRO stage "
+                f"{config['zero_optimization']['stage']} of {type(model).__name__}",
+                "change what it names in the configuration",
+            ) from reason
+    return engine, engine.basic_optimizer
+
+
+def _first_lines(reason: Exception) -> str:
+    return " ".join(str(reason).split())[:300]
+
+
+def _optimizer_section(section: Mapping[str, Any] | None, dummy: DummyOptim) -> dict[str, Any]:
+    if section is None:
+        raise ConfigError(
+            "prepare() got a DummyOptim, and DeepSpeed's configuration has no optimizer",
+            "it stands for the one that is described there",
+            'write "optimizer": {"type": "AdamW", "params": {"lr": "auto"}} into the '
+            "configuration, or prepare an optimizer of torch.optim",
+        )
+    whole = copy.deepcopy(dict(section))
+    parameters = whole.setdefault("params", {})
+    for name, value in {"lr": dummy.lr, "weight_decay": dummy.weight_decay}.items():
+        if parameters.get(name) == AUTO:
+            parameters[name] = value
+    for name, value in list(parameters.items()):
+        if value == AUTO:
+            del parameters[name]  # the optimizer's own default
+    return whole
+
+
+def made_scheduler(
+    dummy: DummyScheduler, optimizer: Optimizer | None, asked: Mapping[str, Any]
+) -> Any:
+    """Make the scheduler that ``dummy`` stands for.
+
+    Errors: ConfigError if nobody describes one, or DeepSpeed has none of its name.
+    """
+    if optimizer is None:
+        raise ConfigError(
+            "prepare() got a DummyScheduler without its optimizer",
+            "a schedule moves the learning rates of an optimizer",
+            "write accelerator.prepare(model, optimizer, scheduler), in one call",
+        )
+    if dummy.lr_scheduler_callable is not None:
+        return dummy.lr_scheduler_callable(optimizer)
+    section = asked.get("scheduler")
+    if section is None:
+        raise ConfigError(
+            "prepare() got a DummyScheduler, and DeepSpeed's configuration has no scheduler",
+            "it stands for the one that is described there",
+            'write "scheduler": {"type": "WarmupLR", "params": {...}} into the configuration, or '
+            "prepare a scheduler of torch.optim.lr_scheduler",
+        )
+    from deepspeed.runtime import lr_schedules
+
+    known = lr_schedules.VALID_LR_SCHEDULES
+    if section.get("type") not in known:
+        raise ConfigError(
+            f"DeepSpeed has no scheduler {section.get('type')!r}",
+            "it has " + ", ".join(known),
+            "write one of them as scheduler.type",
+        )
+    parameters = dict(section.get("params", {}))
+    fillings = {
+        "warmup_min_lr": 0,
+        "warmup_max_lr": max(group["lr"] for group in optimizer.param_groups),
+        "warmup_num_steps": dummy.warmup_num_steps,
+        "total_num_steps": dummy.total_num_steps,
+    }
+    for name, value in list(parameters.items()):
+        if value == AUTO and fillings.get(name) is None:
+            raise ConfigError(
+                f'DeepSpeed\'s configuration has scheduler.params.{name}="auto"',
+                "nothing in the run says what it should be",
+                f"write a value there, or DummyScheduler(optimizer, {name}=...)",
+            )
+        parameters[name] = fillings[name] if value == AUTO else value
+    return getattr(lr_schedules, section["type"])(optimizer, **parameters)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep DeepSpeed's lines about its own start out of the run; its errors are errors."""
+    logger = logging.getLogger(_LOGGER)
+    before = logger.level or logging.WARNING
+    if before >= logging.WARNING:  # nobody wants to read all
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(before)
