@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from notebook_accel.config.adoption import adopt
-from notebook_accel.config.resolve import RunConfig, resolve
+from notebook_accel.config.resolve import resolve
 from notebook_accel.config.sequence import (
     DeepSpeedSequenceParallelConfig,
     SequenceParallel,
     TorchContextParallelConfig,
 )
-from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel
+from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel
 from notebook_accel.errors import ConfigError
 
 _Handler = TypeVar("_Handler")
-_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")  # the outermost first
+_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "pp_size")
+_AXES = ("dp_replicate", "dp_shard", "pp", "cp", "sp", "tp")  # the outermost first
 
 
 @dataclass
@@ -36,7 +36,7 @@ class ParallelismConfig:
     product must be the number of ranks. ``sp_size`` ranks share sequences that a prepared loader
     cuts; ``cp_size`` ranks those that ``accelerator.maybe_context_parallel`` cuts in the loop. Both
     run on torch's own collectives whatever the backend is called; ``cp_handler`` and ``sp_handler``
-    say how.
+    say how. ``pp_size`` ranks run one stage each: the loop calls ``accelerator.forward_backward``.
 
     Errors: ConfigError for what cannot be.
     """
@@ -51,10 +51,10 @@ class ParallelismConfig:
     tp_handler: Any = None
     cp_handler: Any = None
     sp_handler: Any = None
+    pp_size: int | None = None
 
     def __post_init__(self) -> None:
         found = resolve({})
-        _refuse_stages(found)
         for name in _SIZES:
             size = getattr(self, name)
             size = found[f"parallelism_config_{name}"] if size is None else size
@@ -72,6 +72,12 @@ class ParallelismConfig:
                 f"ParallelismConfig(cp_size={self.cp_size}, sp_size={self.sp_size})",
                 "both cut the same sequences",
                 "leave one of them at 1",
+            )
+        if self.pp_enabled and (self.cp_enabled or self.sp_enabled):
+            raise ConfigError(
+                f"ParallelismConfig(pp_size={self.pp_size}) with sequences divided",
+                "a stage of a pipeline sees whole sequences",
+                "leave pp_size at 1, or cp_size and sp_size",
             )
         for name, known in (("cp_backend", "torch"), ("sp_backend", "deepspeed")):
             if getattr(self, name) != known:
@@ -96,6 +102,8 @@ class ParallelismConfig:
                 f"launch {self.total_size} processes, or change a size",
             )
         data = self._data(fsdp)
+        if self.pp_enabled:
+            return Pipeline(self._size("pp"), inside=data)
         if self.cp_enabled:
             how = self.cp_handler.exchange
             return SequenceParallel(self._size("cp"), how, cut="context", data=data)
@@ -166,6 +174,11 @@ class ParallelismConfig:
         return self._size("tp") > 1
 
     @property
+    def pp_enabled(self) -> bool:
+        """Whether the model runs in stages."""
+        return self._size("pp") > 1
+
+    @property
     def cp_enabled(self) -> bool:
         """Whether sequences are divided."""
         return self._size("cp") > 1
@@ -197,15 +210,3 @@ def _adopted(handler: Any, kind: type[_Handler], name: str) -> _Handler:
         "it holds settings of the axis under Accelerate's names",
         f"write {name}={kind.__name__}(...), or leave it out",
     )
-
-
-def _refuse_stages(found: RunConfig) -> None:
-    """Refuse a pipeline that is asked for by a size: it takes another loop, so code chooses it."""
-    name = "parallelism_config_pp_size"
-    stages = found[name]
-    if stages > 1:
-        raise ConfigError(
-            f"{found.origin(name).quote(name, stages)} asks for a pipeline",
-            "its loop calls accelerator.forward_backward, so it is chosen where that is written",
-            f"write Accelerator(strategy=Pipeline(stages={stages})), and leave the size out",
-        )

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from notebook_accel.config.absent import not_here
 from notebook_accel.config.dynamo import TorchDynamoPlugin
 from notebook_accel.config.kinds import DistributedType, FP8BackendType
 from notebook_accel.errors import NotHere
@@ -116,12 +115,13 @@ class Showing(Sharing):
     @property
     def is_composable_parallelism_enabled(self) -> bool:
         """Whether ranks are laid out over several dimensions."""
-        return False
+        mesh = self._engine.mesh
+        return mesh is not None and mesh.ndim > 1
 
     @property
     def tensor_parallel_rank(self) -> int:
         """This rank's place in its group of tensor parallelism."""
-        return 0
+        return self._engine.layout.tensor_rank
 
     @property
     def data_parallel_rank(self) -> int:
@@ -131,7 +131,7 @@ class Showing(Sharing):
     @property
     def data_parallel_shard_rank(self) -> int:
         """This rank's place in its group of sharded data parallelism."""
-        return 0
+        return self._engine.layout.shard_rank
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
@@ -185,11 +185,8 @@ class Showing(Sharing):
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """This rank's stage of a pipeline.
-
-        Errors: NotHere.
-        """
-        raise not_here("pipeline_parallel_rank")
+        """This rank's place in its pipeline."""
+        return self._engine.layout.pipeline_rank
 
     @property
     def context_parallel_rank(self) -> int:

@@ -6,7 +6,6 @@ Several ranks may share a stage: as copies, in parts, or with its layers divided
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,15 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from notebook_accel.config.wishes import Pipeline
 from notebook_accel.errors import ConfigError, RuntimeMisuse
-from notebook_accel.events.lines import ours_between, persons_frame
 from notebook_accel.events.pulse import BACKWARD, FORWARD
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import map_tensors
-from notebook_accel.ranks.hooks import Hook
 from notebook_accel.ranks.shards import part_like, wholes
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies import sharding, tensor
@@ -30,8 +28,9 @@ from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.holdings import Holdings
 from notebook_accel.strategies.layout import mesh_of_stages
-from notebook_accel.strategies.precision import MixedForward, Precision, plain_forward
+from notebook_accel.strategies.precision import Precision, plain_forward
 from notebook_accel.strategies.staged import Staged
+from notebook_accel.strategies.staged_model import StagedForward, watch_states
 
 
 class PipelineEngine(Engine):
@@ -63,12 +62,18 @@ class PipelineEngine(Engine):
             tensor_rank=place.get("tp", 0),
             pipeline_rank=place["pp"],
         )
+        self._mesh = mesh
         self._group = mesh["pp"].get_group()
         self._shared = mesh[tuple(names[1:])] if len(names) > 1 else None
         self._models: dict[int, Staged] = {}
         self._moved: sharding.Moved = {}
         self._optimizers: list[Optimizer] = []
         self._pulse = watch.pulse()
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of ranks: stages first, then those that share one."""
+        return self._mesh
 
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
 
@@ -95,10 +100,7 @@ class PipelineEngine(Engine):
         inner = plain_forward(uncompiled(model))
         if id(inner) not in self._models:
             self._models[id(inner)] = self._cut(inner)
-            inner.register_state_dict_pre_hook(Hook(self._refuse_part))  # type: ignore[no-untyped-call]
-            others = Others()
-            inner.register_load_state_dict_pre_hook(Hook(others.leave_out))  # type: ignore[no-untyped-call]
-            inner.register_load_state_dict_post_hook(Hook(others.forgive))  # type: ignore[no-untyped-call]
+            watch_states(inner, self)
         inner.forward = StagedForward(inner.forward, self.precision, self)
         return model
 
@@ -291,20 +293,9 @@ class PipelineEngine(Engine):
         """Give what stands in ``model`` for parameters that other ranks have, by name."""
         return self._staged(model).holdings.foreign()
 
-    def _refuse_part(self, model: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """Refuse the person a state of which most is absent; called before ``state_dict()``."""
-        forward = vars(model).get("forward")
-        mine = isinstance(forward, StagedForward) and forward.engine is self
-        if not mine or not self._staged(model).holdings.is_settled:
-            return
-        frame = sys._getframe(2)  # beyond this and the hook
-        person = persons_frame(frame)
-        if person is not None and not ours_between(frame, person):
-            raise RuntimeMisuse(
-                "model.state_dict() of a model in stages",
-                "this rank holds only its own stages",
-                "write accelerator.get_state_dict(model), on all ranks",
-            )
+    def is_divided(self, model: nn.Module) -> bool:
+        """Whether this rank has let go of what other ranks have of ``model``."""
+        return self._staged(model).holdings.is_settled
 
     def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Give the optimizer's whole state, each parameter's from the rank of its stage.
@@ -339,67 +330,6 @@ class PipelineEngine(Engine):
             if index >= len(listed) or id(listed[index]) not in others
         }
         return {**state, "state": own}
-
-
-class Others:
-    """What a model leaves out of a state that it loads: the parameters of other ranks.
-
-    It asks the model's forward, so that it knows the engine of the Accelerator that has it now.
-    """
-
-    def __init__(self) -> None:
-        self._left: set[str] = set()
-
-    def leave_out(self, model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take them out of ``state``; those of another shape stay, to be complained of."""
-        forward = vars(model).get("forward")
-        foreign = forward.engine.foreign(model) if isinstance(forward, StagedForward) else {}
-        self._left = {
-            prefix + name
-            for name, one in foreign.items()
-            if prefix + name in state and state[prefix + name].shape == one.shape
-        }
-        for name in self._left:
-            del state[name]
-
-    def forgive(self, model: nn.Module, incompatible: Any) -> None:
-        """Call those not missing."""
-        missing = incompatible.missing_keys
-        missing[:] = [name for name in missing if name not in self._left]
-
-
-class StagedForward(MixedForward):
-    """A prepared model's forward: the stages', where nothing is trained.
-
-    A deep copy (an average of weights) has the plain forward again, and can be trained nowhere.
-    """
-
-    def __init__(self, forward: Any, precision: Precision, engine: PipelineEngine) -> None:
-        super().__init__(forward, precision)
-        self.engine = engine
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the stages forward.
-
-        Errors: RuntimeMisuse where gradients are asked for.
-        """
-        model = self.forward.__self__
-        if model.training and torch.is_grad_enabled():
-            raise RuntimeMisuse(
-                "a model under strategy=Pipeline(...) is called to be trained",
-                "its output would have no gradients: forward and backward of micro-batches take "
-                "turns over the ranks",
-                "write loss = accelerator.forward_backward(model, (inputs, targets), loss_fn); to "
-                "evaluate, call it after model.eval() or under torch.no_grad()",
-            )
-        return self.engine.evaluate(model, args, kwargs)
-
-    def __reduce__(self) -> Any:
-        raise RuntimeMisuse(
-            "a model in stages was returned from a rank, or pickled",
-            "this rank holds only its own stages",
-            "return accelerator.get_state_dict(model), called on all ranks",
-        )
 
 
 def _copies(wish: Pipeline, world: World) -> int:

@@ -61,6 +61,11 @@ class TensorEngine(FSDPEngine):
             tensor_rank=world.rank % wish.size,
         )
 
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of ranks, those that compute layers together innermost."""
+        return self._whole_mesh
+
     def _lay_out(self) -> DeviceMesh:
         copies = num_copies(self._tensor.data, self.world)
         self._whole_mesh = mesh_of(self.world, copies, self._tensor.size)

@@ -167,12 +167,9 @@ def test_its_arguments_have_accelerates_order() -> None:
     assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ARGUMENTS.split()
 
 
-@pytest.mark.parametrize("name", ["pipeline_parallel_rank", "context_parallel_rank"])
-def test_ranks_of_dimensions_that_come_later_are_refused(name: str) -> None:
-    with pytest.raises(NotImplementedError) as error:
-        getattr(Accelerator(cpu=True), name)
-    assert f"{name} is not here yet" in str(error.value)
-    assert "'Strategies'" in str(error.value)
+@pytest.mark.parametrize("axis", ["pipeline_parallel", "context_parallel", "tensor_parallel"])
+def test_a_rank_knows_its_place_along_axes_of_one(axis: str) -> None:
+    assert getattr(Accelerator(cpu=True), f"{axis}_rank") == 0
 
 
 def test_a_lomo_optimizer_is_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from notebook_accel import Accelerator, FullyShardedDataParallelPlugin, notebook_launcher
 from notebook_accel.config.parallelism import ParallelismConfig
-from notebook_accel.config.wishes import DDP, FSDP, TensorParallel
+from notebook_accel.config.wishes import DDP, FSDP, Pipeline, TensorParallel
 from notebook_accel.errors import ConfigError, NotHere
 
 
@@ -51,13 +51,18 @@ def test_what_divides_sequences_comes_later_and_says_so() -> None:
         ParallelismConfig(cp_size=2)
 
 
-def test_stages_are_chosen_where_the_loop_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_too_are_an_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLELISM_CONFIG_PP_SIZE", "2")
-    with pytest.raises(ConfigError) as error:
-        ParallelismConfig()
-    assert error.value.what == "PARALLELISM_CONFIG_PP_SIZE=2 asks for a pipeline"
-    assert "forward_backward" in error.value.why
-    assert "strategy=Pipeline(stages=2)" in error.value.fix
+    assert ParallelismConfig().wish(2) == Pipeline(stages=2)
+    axes = ParallelismConfig(dp_shard_size=2, tp_size=2)
+    assert axes.wish(8) == Pipeline(stages=2, inside=TensorParallel(size=2))
+    assert axes.active_mesh_dims == ["dp_shard", "pp", "tp"]
+    assert ParallelismConfig(dp_shard_size=2).wish(4) == Pipeline(stages=2, inside=FSDP())
+    with pytest.raises(ConfigError, match=r"pp_size=2 x tp_size=2\) in a world of 2 ranks"):
+        ParallelismConfig(tp_size=2).wish(2)
+    with pytest.raises(ConfigError, match=r"pp_size=2\) with sequences divided") as error:
+        ParallelismConfig(cp_size=2)
+    assert "leave pp_size at 1" in error.value.fix
 
 
 def test_it_describes_its_axes_as_accelerate_does() -> None:
