@@ -46,8 +46,7 @@ notebooks: env
 # The documentation under out/site, with every notebook as a page with its outputs.
 docs: $(ENGINES)
 	$(RUN) -m mkdocs build --quiet
-	$(RUN) notebooks/render.py
-	rm -rf out/site/notebooks && cp -r out/notebooks out/site/notebooks
+	$(RUN) notebooks/render.py out/site/notebooks
 
 lint: env
 	$(RUN) -m ruff check .

@@ -1,15 +1,13 @@
-"""Execute notebooks and write each one as a page with its outputs: ``make docs``.
+"""Execute notebooks and write each one as a page with its outputs.
 
-``python notebooks/render.py [notebook ...]`` writes ``out/notebooks/<level>/<name>.html`` and the
-executed notebook beside it; without names it takes all of them, and adds a table of contents.
+``python notebooks/render.py OUT [notebook ...]`` writes ``OUT/<level>/<name>.html`` and the
+executed notebook beside it, of all notebooks or of those that are named.
 """
 
 from __future__ import annotations
 
 import argparse
-import html
 import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,6 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 HERE = Path(__file__).resolve().parent
-OUT = HERE.parent / "out" / "notebooks"
 CELL_TIMEOUT_S = 300
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _TO_NOTEBOOK = re.compile(r"(\]\((?!\w+://)[^)#]+)\.ipynb(?=[)#])")
@@ -68,41 +65,27 @@ def page_of(notebook: Any) -> str:
     return str(page)
 
 
-def contents(pages: Sequence[tuple[str, Path]]) -> str:
-    """The table of contents: a list of links for each level."""
-    parts = ['<!doctype html><meta charset="utf-8"><title>Notebooks</title>']
-    parts.append("<style>body{font:16px/1.6 sans-serif;max-width:40rem;margin:2rem auto}</style>")
-    for level in sorted({page.parent.name for _, page in pages}):
-        items = "".join(
-            f'<li><a href="{level}/{page.name}">{html.escape(title)}</a></li>'
-            for title, page in pages
-            if page.parent.name == level
-        )
-        parts.append(f"<h2>{level[2:].capitalize()}</h2><ol>{items}</ol>")
-    return "\n".join(parts)
-
-
-def render(path: Path) -> tuple[str, Path]:
-    """Execute one notebook and write its page; gives its title and where the page lies."""
+def render(path: Path, out: Path) -> Path:
+    """Execute one notebook and write its page below ``out``; gives where it lies."""
     began = time.monotonic()
     notebook = executed(path)
-    page = OUT / path.parent.name / f"{path.stem}.html"
+    page = out / path.parent.name / f"{path.stem}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, page.with_suffix(".ipynb"))
     page.write_text(page_of(notebook), encoding="utf-8")
-    print(f"{time.monotonic() - began:6.1f} s  {page.relative_to(HERE.parent)}", flush=True)
-    return title_of(notebook), page
+    print(f"{time.monotonic() - began:6.1f} s  {page}", flush=True)
+    return page
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Render what is named, or everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="the folder for the pages")
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of them")
-    asked = parser.parse_args(arguments).notebooks
-    pages = [render(path.resolve()) for path in asked or sources()]
-    if not asked:
-        (OUT / "index.html").write_text(contents(pages), encoding="utf-8")
+    asked = parser.parse_args(arguments)
+    for path in asked.notebooks or sources():
+        render(path.resolve(), asked.out)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
