@@ -192,7 +192,8 @@ class Recorder:
         self._hide = hide or hider()
         self._history = history
         self._story = Story([RankStory() for _ in range(about.num_ranks)], hide=self._hide)
-        self._folder = _Folder.make(root, about, self._story)
+        self._folder = _Folder.make(root, about.id)
+        self._guarded(lambda folder: folder.write_story(about, self._story))
         path = self._folder.path if self._folder is not None else None
         self.record = Record(about, self._story, lambda: history, texts, path)
         self._points: dict[tuple[int, str], tuple[array[int], array[float]]] = {}
@@ -285,17 +286,15 @@ class _Folder:
         self._log_bytes: dict[int, int] = {}
 
     @staticmethod
-    def make(root: Path | None, about: About, story: Story) -> _Folder | None:
+    def make(root: Path | None, name: str) -> _Folder | None:
         """Make the folder; None where there is no shelf or the disk takes none, which is said."""
         if root is None:
             return None
         try:
-            folder = _Folder(shelf.take_place(root, about.id))
-            folder.write_story(about, story)
+            return _Folder(shelf.take_place(root, name))
         except OSError as error:
             _say_once(f"runs are not recorded: {error.strerror or error}: {root}")
             return None
-        return folder
 
     def add_points(self, new: Mapping[tuple[int, str], tuple[array[int], array[float]]]) -> None:
         """Append to the curves; when they are too long, keep every second step of all."""

@@ -64,9 +64,10 @@ class Place:
     lock: int
 
     def leave(self) -> None:
-        """The run is over: others may clear its folder away in time."""
-        _ours.discard(self.path)
-        os.close(self.lock)
+        """The run is over: others may clear its folder away in time; once is enough."""
+        if self.path in _ours:  # else the lock's number may be somebody else's by now
+            _ours.discard(self.path)
+            os.close(self.lock)
 
 
 def take_place(shelf: Path, name: str) -> Place:
@@ -109,10 +110,7 @@ def is_running(path: Path) -> bool:
 
 def names(shelf: Path) -> list[str]:
     """Give the names of all runs on record, the newest first."""
-    try:
-        return sorted((n for n in os.listdir(shelf) if not n.startswith(".")), reverse=True)
-    except OSError:  # nothing was ever recorded
-        return []
+    return sorted((name for name in _listed(shelf) if not name.startswith(".")), reverse=True)
 
 
 def make_room(shelf: Path) -> None:
@@ -123,7 +121,8 @@ def make_room(shelf: Path) -> None:
         too_much = kept >= MAX_RUNS or num_bytes > MAX_BYTES
         if kept and too_much and not is_running(shelf / name):
             remove(shelf / name)
-    for entry in shelf.glob(".*"):  # half made or half removed by a process that was killed
+    for entry in (shelf / name for name in _listed(shelf) if name.startswith(".")):
+        # half made or half removed by a process that was killed
         if _age_s(entry) > _SWEEP_AFTER_S and not is_running(entry):
             shutil.rmtree(entry, ignore_errors=True)
 
@@ -145,6 +144,13 @@ def _lock(fd: int) -> bool:
     except OSError as error:
         return error.errno not in (errno.EACCES, errno.EAGAIN)  # else: no locks on this disk
     return True
+
+
+def _listed(shelf: Path) -> list[str]:
+    try:
+        return os.listdir(shelf)
+    except OSError:  # nothing was ever recorded
+        return []
 
 
 def _size(path: Path) -> int:

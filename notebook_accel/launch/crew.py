@@ -37,13 +37,13 @@ class Children:
 
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
-        self._watched: dict[int, int] = {}  # rank -> pidfd, of those not known to have ended
-        for rank, pid in enumerate(pids):
-            self._watched[rank] = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+        has_pidfds = hasattr(os, "pidfd_open")  # else polling finds who has ended
+        self._pidfds = [os.pidfd_open(pid) for pid in pids] if has_pidfds else []
+        self._watched = set(range(len(pids)))  # those not known to have ended
 
     def fds(self) -> list[int]:
-        """Give the pidfds; none where the system has no such thing (then polling finds it)."""
-        return [fd for fd in self._watched.values() if fd >= 0]
+        """Give the pidfds of those not known to have ended; they stay open until ``release``."""
+        return [fd for rank, fd in enumerate(self._pidfds) if rank in self._watched]
 
     def pid(self, rank: int) -> int | None:
         """Give the process id of ``rank``."""
@@ -52,20 +52,17 @@ class Children:
     def news(self) -> list[tuple[int, int]]:
         """Look, without reaping, who has ended since the last look."""
         ended = []
-        for rank, fd in list(self._watched.items()):
+        for rank in sorted(self._watched):
             code = peek(self._pids[rank])
             if code is not None:
                 ended.append((rank, code))
-                del self._watched[rank]
-                if fd >= 0:
-                    os.close(fd)
+                self._watched.discard(rank)
         return ended
 
     def release(self) -> None:
         """Reap every child."""
-        for fd in self.fds():
-            os.close(fd)
-        self._watched.clear()
+        while self._pidfds:
+            os.close(self._pidfds.pop())
         for pid in self._pids:
             try:
                 os.waitpid(pid, 0)

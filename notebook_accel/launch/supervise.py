@@ -8,10 +8,12 @@ the worker's main thread), *kill* (SIGKILL to the process group).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -115,6 +117,7 @@ class Supervisor:
         self._num_troubles = 0
         self._deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         self._selector = selectors.DefaultSelector()
+        self._waking = threading.RLock()  # a signal handler may wake who is closing
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -140,12 +143,10 @@ class Supervisor:
 
     def wake(self) -> None:
         """Make a waiting ``step`` look round; safe in a signal handler and from any thread."""
-        if self._wake_write < 0:
-            return  # closed: the number may be somebody else's by now
-        try:
-            os.write(self._wake_write, b"!")
-        except BlockingIOError:
-            return  # it is awake already
+        with self._waking:  # once closed, the number may be somebody else's
+            if self._wake_write >= 0:
+                with contextlib.suppress(BlockingIOError):  # it is awake already
+                    os.write(self._wake_write, b"!")
 
     def stop(self) -> None:
         """Ask all ranks to stop at a step they agree on; those that take no steps are told."""
@@ -186,7 +187,8 @@ class Supervisor:
                 self._drain(state)
         for fd in (*self._watched_crew, self._wake_read):
             self._forget(fd)
-        wake_write, self._wake_write = self._wake_write, -1
+        with self._waking:
+            wake_write, self._wake_write = self._wake_write, -1
         os.close(self._wake_read)
         os.close(wake_write)
         self._selector.close()

@@ -8,13 +8,11 @@ returned or raised, run this process's exit functions, leave through ``os._exit`
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import importlib
 import os
 import random
 import signal
-import stat
 import sys
 import threading
 import traceback
@@ -27,11 +25,10 @@ from notebook_accel.events import context, lines
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.model import Returned, Started
 from notebook_accel.events.pulse import Pulse
-from notebook_accel.launch import display, failure, left_behind, streams, wire
+from notebook_accel.launch import display, failure, left_behind, streams, ties, wire
 from notebook_accel.launch.memory import FlagPage, PulsePage, room_for_ranks
 from notebook_accel.launch.seat import Seat
 
-PR_SET_PDEATHSIG = 1
 # What looks, on the worker side: at collectives by torch's own names, at files between ranks.
 _TORCHS_OWN, _FILES = "notebook_accel.ranks.raw", "notebook_accel.ranks.files"
 _kept_alive: list[Any] = []  # the rendezvous store: it serves as long as this process lives
@@ -54,7 +51,7 @@ def enter(seat: Seat, load: Callable[[], Call], inherited: list[int]) -> NoRetur
     """
     code = 1
     try:
-        _cut_ties(seat, inherited)
+        ties.cut(seat.parent, seat.fds(), inherited)
         _settle(seat)
         code = _work(seat, load)
     except StopRun:
@@ -67,84 +64,6 @@ def enter(seat: Seat, load: Callable[[], Call], inherited: list[int]) -> NoRetur
 
 
 # ── becoming a worker ─────────────────────────────────────────────────────────────────────────
-
-
-def _cut_ties(seat: Seat, inherited: list[int]) -> None:
-    if os.getpgid(0) != os.getpid():
-        os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # DataLoader workers and subprocesses inherit it
-    signal.signal(signal.SIGTERM, _stop_once)
-    _let_children_die()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    die_with_parent(seat.parent)
-    for fd in inherited:
-        os.close(fd)
-    _blind_sockets(keep=set(seat.fds()))
-    _forget_exit_functions()
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the system to kill this process when the thread that started it ends (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)  # it ended between the fork and the line above
-
-
-def _stop_once(number: int, frame: Any) -> None:
-    signal.signal(number, signal.SIG_IGN)
-    raise StopRun("the run was stopped")
-
-
-def _let_children_die() -> None:
-    """Let processes that this one forks die of SIGTERM, from their first moment on.
-
-    They would inherit the handler, and Python forgets a signal that reaches it while a new child
-    is settling in: the pool that sent it would wait for ever.
-    """
-    held = threading.local()
-
-    def hold() -> None:
-        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def release() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
-
-    def reset() -> None:
-        if signal.getsignal(signal.SIGTERM) is _stop_once:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        release()
-
-    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=reset)
-
-
-def _blind_sockets(keep: set[int]) -> None:
-    """Point every inherited socket at nothing: a held listener would block a kernel restart.
-
-    Not closed: code in this process may still use such a number, and must not meet a new file.
-    """
-    null = os.open(os.devnull, os.O_RDWR)
-    for name in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
-        fd = int(name)
-        try:
-            if fd not in keep and stat.S_ISSOCK(os.fstat(fd).st_mode):
-                os.dup2(null, fd)
-        except OSError:
-            continue  # the listing's own descriptor, closed by now
-    os.close(null)
-
-
-def _forget_exit_functions() -> None:
-    """Drop exit functions of the process we were forked from; ours may be added from here on."""
-    atexit._clear()
-    processes = sys.modules.get("multiprocessing.util")
-    if processes is not None:
-        processes._finalizer_registry.clear()
-        sys.modules["multiprocessing.process"]._children.clear()
-        atexit.register(processes._exit_function)
-    executors = sys.modules.get("concurrent.futures.thread")
-    if executors is not None:  # when forked from such a thread, it would wait for itself
-        executors._threads_queues.clear()
 
 
 def _settle(seat: Seat) -> None:
@@ -203,6 +122,7 @@ def _work(seat: Seat, load: Callable[[], Call]) -> int:
         emitter.send(Started(place.local_rank, os.getpid(), place.device, seat.num_threads))
         before = left_behind.look(call.function) if place.rank == 0 else None
         value = _call(call)
+        _make_whole(worker, call, value)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on the result is on its way
         if before is not None and (changes := before.tell(emitter.rank, value)) is not None:
             emitter.send(changes)
@@ -211,8 +131,7 @@ def _work(seat: Seat, load: Callable[[], Call]) -> int:
     except StopRun:
         _report_stop(seat, emitter, name_of)
     except SystemExit as leaving:
-        clean = leaving.code in (None, 0)
-        _report_exit(seat, emitter, leaving)
+        emitter.send(failure.describe(emitter.rank, leaving))
     except BaseException as failed:
         _report_failure(seat, emitter, failed, name_of)
     _run_exit_functions(worker.at_exit if clean else [])
@@ -227,10 +146,20 @@ def _look_around(seat: Seat, pulse: Pulse) -> None:
     files.watch_files(room, place, pulse)
 
 
+def _make_whole(worker: context.WorkerContext, call: Call, value: Any) -> None:
+    """Let the runtime bring together what lies across ranks and is in what they return."""
+    for bring in worker.before_return:
+        bring(lambda: wire.Encoder(call.name_of).dump(value))
+
+
 def _call(call: Call) -> Any:
     worker = os.getpid()
     try:
         return call.function(*call.args, **call.kwargs)
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
+        return None
     finally:
         if os.getpid() != worker:  # the function's own fork came back as well: not ours to report
             failed = sys.exc_info()[0] is not None
@@ -287,15 +216,6 @@ def _report_stop(seat: Seat, emitter: Emitter, name_of: Callable[[type], str | N
     encoder = wire.Encoder(name_of)
     encoder.dump([part for parts in saved for part in parts])
     emitter.send(Returned(emitter.rank, wire.write(seat.result, encoder), stopped=True))
-
-
-def _report_exit(seat: Seat, emitter: Emitter, leaving: SystemExit) -> None:
-    if leaving.code in (None, 0):
-        encoder = wire.Encoder()
-        encoder.dump(None)
-        emitter.send(Returned(emitter.rank, wire.write(seat.result, encoder)))
-    else:
-        emitter.send(failure.describe(emitter.rank, leaving))
 
 
 def _report_failure(

@@ -246,6 +246,15 @@ def test_a_disk_that_fills_up_ends_the_record_not_the_run(
     assert not shelf.is_running(path)
 
 
+def test_a_place_that_was_left_is_not_left_again(root: Path) -> None:
+    place = shelf.take_place(root, "run")
+    place.leave()
+    others = os.open(os.devnull, os.O_RDONLY)
+    assert others == place.lock, "the system gives the number to the next one"
+    place.leave()
+    os.close(others)  # it is still there
+
+
 def test_records_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTEBOOK_ACCEL_RUNS", "off")
     assert shelf.root() is None

@@ -35,12 +35,7 @@ CORE = [
 ]
 
 
-# Under load a kernel of ipykernel 7.3 has stopped answering after many launches, two times in
-# nine, and why is not known yet: until then it is run by `make soak`.
-SETS = ["colab", pytest.param("ipykernel 7.3", marks=pytest.mark.soak)]
-
-
-@pytest.fixture(scope="module", params=SETS)
+@pytest.fixture(scope="module", params=PACKAGES)
 def other_python(request, tmp_path_factory):
     """An interpreter whose first packages are these, and whose others are the ones of here."""
     packages = PACKAGES[request.param]

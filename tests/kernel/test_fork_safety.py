@@ -97,3 +97,34 @@ def test_a_kernel_with_a_process_group_of_its_own_launches_fresh_workers(own_ker
     assert "cannot use an accelerator or a process group that its parent opened" in reply.traceback
     own_kernel.run("dist.destroy_process_group()")
     assert "by fork (" in own_kernel.run(launch("tens")).out
+
+
+def test_a_worker_cannot_reach_the_kernels_event_loop(kernel):
+    """An epoll is one object in both: a worker that emptied it left the kernel deaf."""
+    kernel.run(
+        "import asyncio; loop = asyncio.get_running_loop()\n"
+        "async def later():\n    await asyncio.sleep(0.01); return rank()\n"
+        "def train():\n"
+        "    registered = list(loop._selector.get_map().values())\n"
+        "    for key in registered:\n        loop._selector.unregister(key.fd)\n"
+        "    own = asyncio.new_event_loop(); asyncio.set_event_loop(own)\n"
+        "    return len(registered) > 0, own.run_until_complete(later()), asyncio.run(later())"
+    )
+    reply = kernel.run(launch("train", "fork", "; print(run.values)"))
+    assert "[(True, 0, 0), (True, 1, 1)]" in reply.out, reply.messages
+    assert kernel.run("print('it hears')", timeout_s=20).out == "it hears\n"
+
+
+def test_coroutines_run_in_workers_of_a_kernel_whose_loops_nest(own_kernel):
+    """What ``nest_asyncio`` does is much used in notebooks: it runs the loop that it finds."""
+    own_kernel.run(
+        "import asyncio\ntry:\n    import nest_asyncio2 as nesting\n"
+        "except ImportError:\n    import nest_asyncio as nesting\nnesting.apply()\n"
+        "async def later():\n    await asyncio.sleep(0.01); return rank()\n"
+        "def train():\n    return asyncio.run(later()), asyncio.run(later())"
+    )
+    cell = own_kernel.start(launch("train", "fork", "; print(run.values)"))
+    behind = own_kernel.start("print('in the kernel', os.getpid())")
+    reply = own_kernel.finish(cell)
+    assert "[(0, 0), (1, 1)]" in reply.out, reply.messages
+    assert own_kernel.finish(behind).out == f"in the kernel {own_kernel.pid}\n"

@@ -132,6 +132,7 @@ class Kernel:
             if kind not in ("status", "execute_input"):
                 reply.messages.append((kind, content))
         reply.took_s = time.monotonic() - began
+        self._await_reply(message_id, deadline)
         end = time.monotonic() + after_s
         while time.monotonic() < end:
             try:
@@ -141,6 +142,19 @@ class Kernel:
             if message["parent_header"].get("msg_id") == message_id:
                 reply.messages.append((message["msg_type"], message["content"]))
         return reply
+
+    def _await_reply(self, message_id: str, deadline: float) -> None:
+        """Take the cell's reply, as a notebook does before it sends the next cell.
+
+        ipykernel 7.0 to 7.3 never hears of a cell that comes while it sends the reply to another.
+        """
+        while True:
+            try:
+                message = self._client.get_shell_msg(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError("the cell is idle, but the kernel did not reply") from None
+            if message["parent_header"].get("msg_id") == message_id:
+                return
 
     def run(self, code: str, timeout_s: float = 60.0, after_s: float = 0.0) -> Reply:
         """Run a cell to its end."""
