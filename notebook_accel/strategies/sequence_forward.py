@@ -83,7 +83,7 @@ class SequenceForward(MixedForward):
         told = {**kwargs, **self._told(length, args, kwargs)}
         with self.sharing.attending():
             outputs = super().__call__(*args, **told)
-        counted = told.get("shift_labels", told.get("labels"))
+        counted = told.get("shift_labels" if _shifts(self.forward.__self__) else "labels")
         if isinstance(counted, Tensor) and "num_items_in_batch" not in told:
             _share_loss(outputs, counted, length, self.sharing.group)
         return outputs
@@ -128,6 +128,8 @@ class SequenceForward(MixedForward):
             return group.part(one) if one.dim() > 1 and one.shape[1] == num * group.size else one
 
         begun = map_tensors(begin, [args, kwargs])
+        if is_transformers(self.forward.__self__):  # what is computed for padding has no meaning
+            begun[1].pop("attention_mask", None)
         with _trying(self.forward.__self__):
             expected = super().__call__(*begun[0], **begun[1])
             mine = map_tensors(part, begun)
@@ -205,9 +207,7 @@ def check_model(model: nn.Module, size: int, exchange: str) -> None:
 
 def takes_shifted_labels(model: nn.Module) -> bool:
     """Tell whether ``model(**batch)`` may hold ``shift_labels``."""
-    parameters = inspect.signature(model.forward).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return "shift_labels" in parameters or (takes_any and "labels" in parameters)
+    return _shifts(model) or "shift_labels" in inspect.signature(model.forward).parameters
 
 
 def is_transformers(model: Any) -> bool:
@@ -236,8 +236,7 @@ def _whole_mask(padding: Tensor, model: nn.Module) -> Tensor | None:
     if not is_causal:
         return seen
     square = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device)
-    itself = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
-    return (square.tril() & seen) | itself  # a row that sees nothing would be no number
+    return square.tril() & seen
 
 
 def _share_loss(outputs: Any, counted: Tensor, length: int, group: Group) -> None:

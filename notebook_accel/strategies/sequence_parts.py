@@ -46,7 +46,7 @@ class Group:
                 f"(pad_to_multiple_of={self.size} in collators of transformers), or write "
                 'SequenceParallel(pad={"input_ids": 0, "labels": -100})',
             )
-        return tensor.chunk(self.size, dim)[self.rank]
+        return tensor.chunk(self.size, dim)[self.rank].contiguous()
 
     def whole(self, tensor: Tensor, dim: int = 1) -> Tensor:
         """Join the parts of all ranks, without gradients.
