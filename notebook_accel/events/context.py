@@ -33,6 +33,8 @@ class WorkerContext:
     a missing key was not given. ``at_exit`` functions run after the user's function, newest first
     (the runtime leaves its process group there). ``salvage`` functions give what is worth
     keeping of a run that was stopped, as a list (the runtime offers its prepared models).
+    ``before_return`` functions run once the user's function has returned; each is given a call that
+    takes the value apart as sending it does, so that ``encoders`` meet what it holds.
     ``pulse`` is where this rank writes down in which collective it is (None: nobody looks).
     """
 
@@ -43,6 +45,7 @@ class WorkerContext:
     at_exit: list[Callable[[], None]] = field(default_factory=list)
     salvage: list[Callable[[], list[Any]]] = field(default_factory=list)
     pulse: Pulse | None = None
+    before_return: list[Callable[[Callable[[], object]], None]] = field(default_factory=list)
 
 
 _context: ContextVar[WorkerContext | None] = ContextVar("notebook_accel_worker", default=None)

@@ -47,9 +47,11 @@ KINDS = (
     "all_to_all",
     "send",
     "recv",
+    "its return",
 )
 BACKWARD = KINDS.index("backward")
 FORWARD = KINDS.index("forward")
+RETURN = KINDS.index("its return")
 # Kinds that some ranks can leave while others are still on their way in.
 ONE_SIDED = {"broadcast", "broadcast_object_list", "scatter", "forward", "reduce", "gather"}
 # Kinds that two ranks have with each other, whatever the rest does.
@@ -167,6 +169,15 @@ class Pulse:
             group,
             num_members,
         )
+
+    def came_back(self) -> None:
+        """Note that the person's function has returned, and that its return awaits the others'.
+
+        No line of the person is under way: those that lie below are the kernel's, at the fork.
+        """
+        self._entered += 1
+        words = self._entered, self._entered - 1, RETURN, 0, 0, self._num_backward, 0, 0
+        _SLOT.pack_into(self._slot, 0, *words)
 
     @property
     def num_entered(self) -> int:

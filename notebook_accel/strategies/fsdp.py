@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.wishes import FSDP
-from notebook_accel.errors import ConfigError, RuntimeMisuse
+from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.pulse import BACKWARD
 from notebook_accel.ranks import watch
@@ -33,7 +33,7 @@ from notebook_accel.strategies.blocks import find_blocks, modules_named
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.fp8 import share_scales
 from notebook_accel.strategies.homecoming import HOME
-from notebook_accel.strategies.layout import data_axes, mesh_of
+from notebook_accel.strategies.layout import data_axes, mesh_of, sizes_of
 from notebook_accel.strategies.precision import Precision
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -124,9 +124,7 @@ class FSDPEngine(Engine):
                 lean.pour(model, given, self.world, on_cpu=wish.cpu_offload)
         for module in kept:
             module.to(self.world.device)
-        for part in model.modules():
-            if isinstance(part, FSDPModule):  # torch makes a class for each kind of part
-                context.encoders[type(part)] = _refuse_model
+        HOME.expect(model)
         self._moved.update(moved)
         self._parts[id(model)] = len(blocks) + 1
 
@@ -283,23 +281,5 @@ def _kept_whole(model: nn.Module, wanted: Any) -> list[nn.Module]:
     return modules
 
 
-def _refuse_model(model: nn.Module) -> Any:
-    raise RuntimeMisuse(
-        f"a sharded model ({type(model).__name__.removeprefix('FSDP')}) was returned from a rank",
-        "this rank holds only its parts, and parts mean nothing outside the run",
-        "return accelerator.get_state_dict(model), called on all ranks: rank 0's is whole, and "
-        "load_state_dict takes it; or save_model(model, folder)",
-    )
-
-
-def _refuse_part(part: DTensor) -> Any:
-    raise RuntimeMisuse(
-        f"a sharded tensor (shape {tuple(part.shape)}) was returned from a rank",
-        "this rank holds only a part of it, and parts mean nothing outside the run",
-        "return accelerator.get_state_dict(model), called on all ranks; for one tensor, "
-        "tensor.full_tensor()",
-    )
-
-
 # What travels back to the kernel must be whole.
-context.encoders[DTensor] = _refuse_part
+context.encoders[DTensor] = HOME.instead_of
