@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from notebook_accel.errors import ConfigError
 
 DEFAULT_PORT = 29500
+FAKE = "fake"  # the collectives of ranks that are only played
 # Who tells ranks -> variables of rank, size, local rank, local size. An mpirun inside a Slurm job
 # has its helpers started by Slurm, whose numbers are then not the ranks': Slurm comes last.
 _TELLERS = {
@@ -45,7 +46,8 @@ class Placement:
     """One rank's place in the run.
 
     ``device`` is a torch device string ("cpu", "cuda:0", "mps"), ``comm`` the collective library
-    ("gloo", "nccl") or None for a world of one that needs none.
+    ("gloo", "nccl") or None for a world of one that needs none. In a layout that is only played it
+    is "fake": this process is one rank of it, and ``ranks_per_machine`` tells of its machines.
     """
 
     rank: int = 0
@@ -54,6 +56,12 @@ class Placement:
     local_size: int = 1
     device: str = "cpu"
     comm: str | None = None
+    ranks_per_machine: int | None = None
+
+    @property
+    def machine_size(self) -> int:
+        """How many ranks each machine of the layout has."""
+        return self.ranks_per_machine or self.local_size
 
     @staticmethod
     def from_env(env: Mapping[str, str] | None = None, device_type: str = "cpu") -> Placement:

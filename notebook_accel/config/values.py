@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -146,6 +147,8 @@ def _check_device(one: Setting, value: Any, source: Source) -> Any:
             "a list picks and orders GPUs by their numbers",
             f"write, for example, {source.write(one.name, [0, 1])}",
         )
+    if isinstance(value, str) and re.fullmatch(r"fake(:\d+)?", value):
+        return value
     if isinstance(value, str) and value.startswith("cuda:"):
         number = value.removeprefix("cuda:")
         raise ConfigError(

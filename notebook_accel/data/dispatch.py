@@ -43,7 +43,7 @@ class Dispatch:
         self._room = _FIRST_ROOM
         self._mine = self._for_all = bytearray()
         # Batches are made on the CPU: they travel there too.
-        self._group = None if world.placement.comm == "gloo" else dist.new_group(backend="gloo")
+        self._group = None if world.meets_on_cpu else dist.new_group(backend="gloo")
 
     def deal(self, groups: Iterator[Dealt] | None) -> Iterator[Dealt]:
         """Yield this rank's batches; rank 0 gives ``groups``, with one batch a reader in each.

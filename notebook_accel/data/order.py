@@ -142,7 +142,8 @@ class AgreedOrder(Sampler[Any]):
 
     def _rank_0s(self, items: list[Any]) -> list[Any]:
         """Rank 0's items; the others have drawn theirs too, so that ranks' random numbers agree."""
-        box = [_packed(items) if self._world.rank == 0 else None]
+        tells = self._world.rank == 0 or self._world.is_fake
+        box = [_packed(items) if tells else None]
         watch.broadcast_object_list(box, 0)
         return _unpacked(box[0])
 

@@ -164,7 +164,8 @@ def advise(
     precision = _precision(mixed_precision, found, here)
     training = Training(len(found.devices), precision, optimizer)
     sizes = _sizes(model, batch, precision, loss_fn)
-    fitting, others = [], []
+    fitting: list[Estimate] = []
+    others: list[Estimate] = []
     for one in offers(sizes, training.num_ranks):
         memory = budget(one.wish, sizes, training)
         if memory is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION, unsaid
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.schema import LaunchSettings
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
@@ -23,6 +24,7 @@ from notebook_accel.launch import (
     devices,
     display,
     failure,
+    fake,
     forkserver,
     inline,
     lead,
@@ -96,7 +98,8 @@ def notebook_launcher(
     monitor_interval: seconds between two looks at the other machines; ranks are not polled.
     log_line_prefix_template: what stands before each line of a rank, as ``"[${rank}] "``.
     device: None or "auto", "cpu", "cuda", "mps", "auto-or-cpu" (CPU ranks where accelerators are
-        missing), the number of one GPU, or a list of numbers, which picks and orders.
+        missing), the number of one GPU, or a list of numbers, which picks and orders; "fake" lets
+        one process play rank 0 of all ("fake:17": rank 17), to check a layout and its memory.
     start_method: "auto", "fork", "forkserver", "spawn" or "inline" (one rank, in this process).
     block: False returns a ``Run`` at once, with ``wait()``, ``stop()``, ``kill()`` and
         the curves so far; it can also be awaited.
@@ -131,11 +134,7 @@ def notebook_launcher(
     settings, told = wanted.settings, wanted.config
     _check_rendezvous(told.rdzv_backend)
     with naming_the_source(told):
-        placed = plan(
-            settings.num_processes, settings.device,
-            devices.accelerators({**os.environ, **wanted.env}), devices.usable_cores(),
-            settings.node_rank, settings.num_nodes,
-        )  # fmt: skip
+        placed = _placed(settings, {**os.environ, **wanted.env})
     job = start.Job(function, tuple(args), dict(kwargs or {}))
     if settings.start_method == "inline":
         _say(wanted.notes)
@@ -166,7 +165,7 @@ def notebook_launcher(
     def go(handle: Run | None = None) -> RunResult:
         if join:
             return lead.lead(meeting, order, sinks, handle, settings.device, settings.start_method)
-        if settings.num_nodes > 1:
+        if settings.num_nodes > 1 and not fake.is_fake(settings.device):
             return machines.same_cell(meeting, order, sinks, handle)
         return attempts(order, sinks, settings.max_restarts, handle)
 
@@ -187,6 +186,19 @@ def debug_launcher(
         function, args, num_processes, device="cpu", config=RunConfig()
     )
     return result
+
+
+def _placed(settings: LaunchSettings, env: Mapping[str, str]) -> LaunchPlan:
+    """Say who runs where, on what is there or as one rank of what is not."""
+    cores = devices.usable_cores()
+    if fake.is_fake(settings.device):
+        return fake.plan_fake(
+            str(settings.device), settings.num_processes, settings.num_nodes, cores
+        )
+    return plan(
+        settings.num_processes, settings.device, devices.accelerators(env), cores,
+        settings.node_rank, settings.num_nodes,
+    )  # fmt: skip
 
 
 def _meeting(

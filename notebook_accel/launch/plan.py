@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from notebook_accel.config.placement import Placement
+from notebook_accel.config.placement import FAKE, Placement
 from notebook_accel.config.schema import check_node
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.devices import Device
@@ -87,6 +87,12 @@ def _of_kind(device: str | None, devices: Sequence[Device]) -> list[Device]:
     """Return the devices a kind stands for; "cpu" and an empty machine stand for none."""
     if device == "cpu":
         return []
+    if device is not None and device.startswith(FAKE):
+        raise ConfigError(
+            f"device={device!r} is for notebook_launcher",
+            "it has one process play a rank of a layout; a launch of scripts has no such way",
+            f'call notebook_launcher(main, num_processes=64, device="{device}")',
+        )
     kind = {"cuda": "cuda", "gpu": "cuda", "mps": "mps"}.get(device or "")
     if kind is not None:
         found = [one for one in devices if one.kind == kind]

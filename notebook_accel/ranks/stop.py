@@ -87,6 +87,6 @@ class StopAgreement:
 
     def _gloo(self) -> dist.ProcessGroup | None:
         """The default group under gloo; otherwise a side group, made by all at the first check."""
-        if self._world.placement.comm != "gloo" and self._group is None:
+        if not self._world.meets_on_cpu and self._group is None:
             self._group = dist.new_group(backend="gloo")
         return self._group

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from notebook_accel.config.placement import FAKE
 from notebook_accel.events import context
 from notebook_accel.events.pulse import FORWARD, KINDS, Pulse
 from notebook_accel.ranks.hooks import Hook
@@ -82,6 +83,15 @@ def all_gather_rows(rows: list[Tensor], own_row: Tensor) -> None:
     work.wait()
 
 
+def broadcast_object_list(objects: list[Any], src: int, **group: Any) -> None:
+    """Give every rank the objects of ``src``; in a layout that is only played each keeps its own.
+
+    (Torch's would look into memory that nobody has written.)
+    """
+    if dist.get_backend(group.get("group")) != FAKE:
+        _broadcast_object_list(objects, src, **group)
+
+
 def _watched(call: _Call) -> _Call:
     kind = KINDS.index(call.__name__)
 
@@ -107,5 +117,5 @@ all_gather_object = _watched(dist.all_gather_object)
 all_reduce = _watched(dist.all_reduce)
 barrier = _watched(dist.barrier)
 broadcast = _watched(dist.broadcast)
-broadcast_object_list = _watched(dist.broadcast_object_list)
+_broadcast_object_list = _watched(dist.broadcast_object_list)
 scatter = _watched(dist.scatter)

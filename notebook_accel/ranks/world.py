@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from notebook_accel.config.placement import Placement, meeting_place
+from notebook_accel.config.placement import FAKE, Placement, meeting_place
 from notebook_accel.config.training import device_from_env, flag_from_env, wants_cpu
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
@@ -48,6 +48,16 @@ class World:
         return self.placement.size
 
     @property
+    def is_fake(self) -> bool:
+        """Whether the other ranks are only played, and answer as this one would."""
+        return self.placement.comm == FAKE
+
+    @property
+    def meets_on_cpu(self) -> bool:
+        """Whether the ranks' own group carries tensors of the CPU."""
+        return self.placement.comm in ("gloo", FAKE)
+
+    @property
     def wire(self) -> torch.device:
         """Where a tensor must lie for a collective: the GPU under nccl, the CPU under gloo."""
         return self.device if self.placement.comm == "nccl" else torch.device("cpu")
@@ -76,6 +86,8 @@ class World:
                 size=dist.get_world_size(),
                 comm=str(dist.get_backend()),
             )
+        elif placement.comm == FAKE:
+            _play(placement)
         elif placement.size > 1:
             placement = replace(placement, comm=group.get("backend") or placement.comm)
             given = {**group, "backend": placement.comm}
@@ -100,6 +112,15 @@ class World:
             watch.barrier(device_ids=[self.device.index or 0])
         else:
             watch.barrier()
+
+
+def _play(placement: Placement) -> None:
+    """Make a group in which every other rank answers as this one would."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # it registers the backend
+
+    store = FakeStore()
+    dist.init_process_group(FAKE, rank=placement.rank, world_size=placement.size, store=store)
+    _leave_at_exit()
 
 
 def leave() -> None:

@@ -25,6 +25,7 @@ from notebook_accel.events.lines import US, ours_between, owner_of, persons_fram
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.hooks import Hook
 from notebook_accel.ranks.world import World
+from notebook_accel.runtime import played
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.runtime.rehearsal import Rehearsal, num_backward, watch_batches
@@ -66,6 +67,8 @@ class Guards:
             elif isinstance(one, PreparedOptimizer):
                 self._seen.add(id(one))
                 Rehearsal(self._world, self._engine, self._clock, one, every)
+                if self._world.is_fake and len(every.optimizers) == 1:
+                    played.tell_once(one, self._engine, every, self._clock)
             elif isinstance(one, PreparedLoader):
                 self._seen.add(id(one))
                 check_pinned(one, person)

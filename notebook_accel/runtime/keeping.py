@@ -72,6 +72,8 @@ class Keeping:
     @property
     def should_save_model(self) -> bool:
         """Whether this rank writes what all ranks share: rank 0, or the first of each machine."""
+        if self._world.is_fake:  # its weights are nobody's, and a real file may be there
+            return False
         if self.project_configuration.save_on_each_node:
             return self._world.placement.local_rank == 0
         return self._world.rank == 0
@@ -103,6 +105,9 @@ class Keeping:
         folder = self._place("save_state") if output_dir is None else Path(output_dir)
         if output_dir is None and self.should_save_model:
             numbered.refuse_overwriting(folder)
+        if self._world.is_fake:
+            print(f"note: a fake run saves nothing: {folder}")
+            return os.fspath(folder)
         if self._clock.pending and not self._clock.sync:
             warnings.warn(
                 "save_state() inside an accumulation window: its gradients so far are not saved; "
@@ -159,6 +164,9 @@ class Keeping:
                 'leave it out ("cpu" and "on_device" are accepted, for old scripts)',
             )
         self.wait_for_save()
+        if self._world.is_fake:
+            print("note: a fake run loads nothing")
+            return
         self._boundary()
         self._world.wait()  # the main rank may be saving what is to be loaded
         root = self._root()

@@ -33,7 +33,7 @@ from notebook_accel.strategies.blocks import find_blocks, modules_named
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.fp8 import share_scales
 from notebook_accel.strategies.homecoming import HOME
-from notebook_accel.strategies.layout import data_axes, mesh_of, sizes_of
+from notebook_accel.strategies.layout import data_axes, mesh_of
 from notebook_accel.strategies.precision import Precision
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -60,6 +60,11 @@ class FSDPEngine(Engine):
     def _lay_out(self) -> DeviceMesh:
         """Give the mesh whose last dimension shards, and one before it holds copies."""
         return data_axes(mesh_of(self.world, num_copies(self.wish, self.world)))
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of ranks: copies, and the shards of each."""
+        return self._mesh
 
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
 
@@ -263,7 +268,7 @@ def num_copies(wish: FSDP, world: World) -> int:
     """How many copies of the sharded model ``wish`` asks for."""
     if isinstance(wish.replicas, int):
         return wish.replicas
-    return world.size // world.placement.local_size
+    return world.size // world.placement.machine_size
 
 
 def _kept_whole(model: nn.Module, wanted: Any) -> list[nn.Module]:

@@ -25,6 +25,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule
 
+from notebook_accel.config.placement import FAKE
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.events import context
 from notebook_accel.ranks import watch
@@ -70,7 +71,7 @@ class Homecoming:
                 self._owner.update({id(one): index for one in _all_of(model)})
         met = self._find(look)
         gone = {index for index, model in enumerate(models) if model is None}
-        if not dist.is_initialized() or dist.get_backend() == FAKE:  # the person has left the group: nobody can be asked
+        if not dist.is_initialized():  # the person has left the group: nobody can be asked
             return
         with _waiting():
             every = _told(met, gone)
@@ -155,7 +156,8 @@ def _told(met: set[int], gone: set[int]) -> list[tuple[set[int], set[int]]]:
 
     The group is new: a rank that is still at work calls nothing on it by mistake.
     """
-    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    kind = FAKE if dist.get_backend() == FAKE else "gloo"
+    group = dist.new_group(backend=kind, timeout=PATIENCE)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (met, gone), group=group)
     return every

@@ -23,15 +23,16 @@ def lift(model: nn.Module, world: World) -> dict[str, Tensor]:
     Errors: ConfigError where rank 0 has no weights.
     """
     on_meta = any(one.is_meta for one in model.parameters())
-    if all_objects(on_meta, world)[0]:
+    if all_objects(on_meta, world)[0] and not world.is_fake:
         raise ConfigError(
             "cpu_ram_efficient_loading, but rank 0's model is on the meta device",
             "rank 0 is the one whose weights the others get",
             "load the weights on the main process (if accelerator.is_main_process), and build "
             "the model under torch.device('meta') on the others",
         )
-    state = dict(model.state_dict(keep_vars=True)) if world.rank == 0 else {}
-    state.update(_forgotten_buffers(model) if world.rank == 0 else {})
+    has_weights = world.rank == 0 and not on_meta
+    state = dict(model.state_dict(keep_vars=True)) if has_weights else {}
+    state.update(_forgotten_buffers(model) if has_weights else {})
     ties = _ties(model)
     model.to("meta")
     for (owner, name), (home, first) in ties:
@@ -45,6 +46,11 @@ def pour(model: nn.Module, state: dict[str, Tensor], world: World, on_cpu: bool)
     Ranks: all ranks call it.
     """
     model.to_empty(device="cpu" if on_cpu else world.device)
+    if world.is_fake:  # nobody has weights to give
+        with torch.no_grad():
+            for one in [*model.parameters(), *model.buffers()]:
+                one.zero_()
+        return
     forgotten = _forgotten_buffers(model)
     saved: dict[str, Any] = {name: one for name, one in state.items() if name not in forgotten}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

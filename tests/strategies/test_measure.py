@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from notebook_accel.errors import ConfigError
 from notebook_accel.strategies.measure import measure

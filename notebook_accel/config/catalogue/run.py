@@ -12,7 +12,7 @@ _run = table("run")
 RUN: tuple[Setting, ...] = (
     _run(
         "device", "str", None, "what to train on: a kind, or the numbers of the GPUs to take",
-        choices=("auto", "auto-or-cpu", "cpu", "cuda", "gpu", "mps", *OTHER_HARDWARE),
+        choices=("auto", "auto-or-cpu", "cpu", "cuda", "gpu", "mps", "fake", *OTHER_HARDWARE),
         coming=OTHER_HARDWARE, keys=("gpu_ids",), flags=("gpu_ids",),
         words=(
             Word("cpu", flags=("cpu", "use_cpu"), key="use_cpu", env="ACCELERATE_USE_CPU"),
