@@ -23,11 +23,11 @@ _SWITCHES = {
 class TorchDynamoPlugin:
     """How ``prepare`` compiles models; what is None is read from ``ACCELERATE_DYNAMO_*``.
 
-    ``backend`` is one of DynamoBackend or a name that ``torch.compile`` knows; "no" compiles
-    nothing. ``use_regional_compilation`` compiles the repeated blocks of a model one by one, which
-    takes less time than the whole.
+    ``backend`` is one of DynamoBackend, a name that ``torch.compile`` knows, or a function; "no"
+    compiles nothing. ``use_regional_compilation`` compiles the repeated blocks of a model one by
+    one, which takes less time than the whole.
 
-    Errors: ConfigError for an empty backend.
+    Errors: ConfigError for an empty backend, and for options beside a mode.
     Source: torch.compile, whose arguments the others are.
     """
 
@@ -44,6 +44,12 @@ class TorchDynamoPlugin:
             if getattr(self, name) is None:
                 setattr(self, name, value)
         self.backend = _backend(self.backend)
+        if self.options is not None and self.mode not in (None, "default"):
+            raise ConfigError(
+                f"TorchDynamoPlugin has mode={self.mode!r} and options",
+                "a mode is a set of options, and torch.compile takes one of them",
+                "write all of it into options, or leave options out",
+            )
 
     @property
     def compiles(self) -> bool:
@@ -52,12 +58,13 @@ class TorchDynamoPlugin:
 
     def to_dict(self) -> dict[str, Any]:
         """Give all fields by name, the backend as ``torch.compile`` writes it."""
-        return {**vars(self), "backend": str(self.backend).lower()}
+        name = self.backend if callable(self.backend) else str(self.backend).lower()
+        return {**vars(self), "backend": name}
 
     def to_kwargs(self) -> dict[str, Any]:
         """Give the arguments of ``torch.compile`` that were set."""
         given = self.to_dict()
-        usual = {"disable": False, "fullgraph": False}
+        usual = {"disable": False, "fullgraph": False, "mode": "default"}
         return {
             name: value
             for name, value in given.items()
@@ -83,6 +90,8 @@ def chosen_plugin(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamo
 
 
 def _backend(value: Any) -> Any:
+    if callable(value):
+        return value
     word = str(getattr(value, "value", value)).strip()
     if not word:
         raise ConfigError(

@@ -56,6 +56,7 @@ from notebook_accel.runtime.sharing import Plugins
 from notebook_accel.runtime.showing import Showing
 from notebook_accel.runtime.stepping import Stepping
 from notebook_accel.runtime.uncaught import leave_our_frames_out
+from notebook_accel.strategies.compiled import known_compiler
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
 
@@ -124,7 +125,7 @@ class Accelerator(
         )
         flags = None if worker is None else worker.flags
         self._handlers = Handlers.of(kwargs_handlers)
-        self._dynamo = chosen_plugin(dynamo_backend, dynamo_plugin)
+        self._dynamo = known_compiler(chosen_plugin(dynamo_backend, dynamo_plugin))
         super().__init__(World.join(cpu, **self._handlers.kwargs(InitProcessGroupKwargs)), flags)
         self.device_placement = device_placement
         self._choose_loading(dataloader_config, split_batches, rng_types)

@@ -18,7 +18,7 @@ from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.runtime.sharing import Sharing
 from notebook_accel.strategies.base import Engine
-from notebook_accel.strategies.compiled import compile_model, uncompiled
+from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.ddp import sync_next_backward
 
 Prepared = TypeVar("Prepared")
@@ -42,9 +42,8 @@ class Showing(Sharing):
     def _compile(self, one: Prepared) -> Prepared:
         """Compile a prepared model in place, if that was asked for."""
         if self._dynamo.compiles and isinstance(one, nn.Module):
-            compile_model(
-                one, bool(self._dynamo.use_regional_compilation), self._dynamo.to_kwargs()
-            )
+            regional = bool(self._dynamo.use_regional_compilation)
+            self._engine.compile(one, regional, self._dynamo.to_kwargs())
         return one
 
     @property

@@ -6,7 +6,7 @@ complete when made: there is no set-up call to forget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.world import World
-from notebook_accel.strategies.compiled import uncompiled
+from notebook_accel.strategies.compiled import compile_model, uncompiled
 from notebook_accel.strategies.precision import Precision, mix, plain_forward, upcast_outputs
 
 _ZERO_GRAD = Optimizer.zero_grad
@@ -123,6 +123,13 @@ class Engine:
 
     def describe(self, model: nn.Module) -> str:
         """Say in a few words what became of ``model``; nothing if it is as it was."""
+    def compile(self, model: nn.Module, regional: bool, arguments: Mapping[str, Any]) -> None:
+        """Compile what ``wrap`` made of a model, with arguments of ``torch.compile``.
+
+        ``regional`` compiles its repeated blocks one by one.
+        """
+        compile_model(self.unwrap(model), regional, arguments)
+
         return ""
 
     @property

@@ -19,7 +19,7 @@ from notebook_accel.ranks import watch
 class CPUSyncBatchNorm(_BatchNorm):
     """A SyncBatchNorm over any collectives, by one sum over the ranks each way.
 
-    Not a subclass: DDP refuses those on the CPU.
+    Its ranks are those of ``process_group``, or all. Not a subclass: DDP refuses those on the CPU.
     Pickled it is torch's own again: how ranks talk belongs to the run.
 
     Source: Ioffe and Szegedy 2015, "Batch normalization", algorithm 1, over the whole batch.
@@ -38,7 +38,7 @@ class CPUSyncBatchNorm(_BatchNorm):
         wide = input.double()  # the difference of two large sums must not lose the variance
         num = wide.new_tensor([input.numel() / input.shape[1]])
         sums: Tensor = _SumOverRanks.apply(  # type: ignore[no-untyped-call]
-            torch.cat([wide.sum(dims), wide.square().sum(dims), num])
+            torch.cat([wide.sum(dims), wide.square().sum(dims), num]), self.process_group
         )
         (total, squares), num = sums[:-1].view(2, -1), sums[-1:]
         mean = total / num
@@ -64,28 +64,36 @@ class CPUSyncBatchNorm(_BatchNorm):
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), pace)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), pace)
 
-    def __reduce__(self) -> Any:
-        return object.__new__, (nn.SyncBatchNorm,), vars(self)
+    def __reduce__(self) -> Any:  # a group of ranks belongs to the run too
+        return object.__new__, (nn.SyncBatchNorm,), {**vars(self), "process_group": None}
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """A sum over the ranks, whose gradient is the sum of theirs."""
+    """A sum over the ranks of ``group``, whose gradient is the sum of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor) -> Tensor:
+    def forward(ctx: Any, given: Tensor, group: Any) -> Tensor:
+        ctx.group = group
         total = given.clone()
-        watch.all_reduce(total)
+        watch.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         total = gradient.contiguous().clone()
-        watch.all_reduce(total)
-        return total
+        watch.all_reduce(total, group=ctx.group)
+        return total, None
 
 
-def let_batch_norms_meet(model: nn.Module) -> None:
-    """Let the SyncBatchNorm layers of ``model`` work on CPU ranks; nothing about them changes."""
+def let_batch_norms_meet(model: nn.Module, device: torch.device, group: Any = None) -> None:
+    """Let the SyncBatchNorm layers of ``model`` meet over ``group``, the readers of data; on CPUs.
+
+    None is all ranks. A layer that was made with a group of the person's keeps it.
+    """
     for module in model.modules():
-        if type(module) is nn.SyncBatchNorm:
+        if not isinstance(module, (nn.SyncBatchNorm, CPUSyncBatchNorm)):
+            continue
+        if module.process_group is None:
+            module.process_group = group
+        if device.type == "cpu" and type(module) is nn.SyncBatchNorm:
             module.__class__ = CPUSyncBatchNorm  # type: ignore[assignment]

@@ -1,15 +1,22 @@
 """Compiled models: which module a compiled one stands for, and how ``prepare`` compiles.
 
 We compile in place (``Module.compile``): the object stays the person's own, its names stay plain,
-and unwrapping has nothing to take off.
+and unwrapping has nothing to take off. It is the person's module that is compiled, inside whatever
+an engine wraps it in: what meets other ranks stays outside of graphs.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from notebook_accel.config.dynamo import TorchDynamoPlugin
+from notebook_accel.errors import ConfigError
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -22,6 +29,8 @@ def is_compiled_module(model: Any) -> bool:
     """Tell whether calling ``model`` itself runs compiled code, whichever way it was compiled."""
     if not isinstance(model, nn.Module):
         return False
+    if isinstance(model, DistributedDataParallel):
+        return compiled_in_place(model) or is_compiled_module(model.module)
     return "_orig_mod" in model._modules or compiled_in_place(model)
 
 
@@ -48,6 +57,57 @@ def compile_model(model: nn.Module, regional: bool, arguments: Mapping[str, Any]
         if not is_compiled_module(one):
             one.compile(**arguments)
     return model
+
+
+def known_compiler(plugin: TorchDynamoPlugin) -> TorchDynamoPlugin:
+    """Give ``plugin`` back if torch can do what it asks for.
+
+    Errors: ConfigError for a backend or a mode that torch does not have.
+    """
+    name = plugin.to_dict()["backend"]
+    if not plugin.compiles or not isinstance(name, str):
+        return plugin
+    import torch._dynamo  # takes a moment: only who compiles pays
+
+    if name not in torch._dynamo.list_backends(exclude_tags=()):
+        useful = ["eager", "aot_eager", *torch._dynamo.list_backends()]
+        near = difflib.get_close_matches(name, useful, n=1)
+        raise ConfigError(
+            f"torch.compile has no backend {name!r}",
+            f"this torch has: {', '.join(useful)}",
+            f"write {near[0]!r}" if near else "write 'inductor', or pass a function as backend",
+        )
+    _check_mode(plugin.mode or "default", name)
+    return plugin
+
+
+def _check_mode(mode: str, backend: str) -> None:
+    """Raise ConfigError unless ``backend`` has ``mode``; a stranger's backends judge themselves."""
+    modes = ["default"]
+    if backend == "inductor":
+        modes = [*torch._inductor.list_mode_options()]
+    elif not torch._dynamo.lookup_backend(backend).__module__.startswith("torch."):
+        return
+    if mode not in modes:
+        raise ConfigError(
+            f"the compiler's mode is {mode!r}, its backend {backend!r}",
+            f"{backend} has the modes: {', '.join(modes)}",
+            "write one of them, or leave mode out",
+        )
+
+
+def refuse_whole_graph(model: nn.Module, regional: bool, arguments: Mapping[str, Any]) -> None:
+    """Refuse one graph of a whole model that is gathered part by part.
+
+    Errors: ConfigError.
+    """
+    if arguments.get("fullgraph") and not (regional and repeated_blocks(model)):
+        raise ConfigError(
+            f"fullgraph=True for {type(model).__name__}, which is sharded",
+            "each part is gathered from the ranks before it computes, and that is in no graph",
+            "write use_regional_compilation=True, which makes a graph of each block of a model "
+            "that has a list of like blocks; or leave fullgraph out",
+        )
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

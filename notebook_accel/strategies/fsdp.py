@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from notebook_accel.strategies import lean, sharding
 from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
 from notebook_accel.strategies.blocks import find_blocks, modules_named
-from notebook_accel.strategies.compiled import uncompiled
+from notebook_accel.strategies.compiled import refuse_whole_graph, uncompiled
 from notebook_accel.strategies.fp8 import share_scales
 from notebook_accel.strategies.homecoming import HOME
 from notebook_accel.strategies.layout import data_axes, mesh_of
@@ -60,6 +60,19 @@ class FSDPEngine(Engine):
     def _lay_out(self) -> DeviceMesh:
         """Give the mesh whose last dimension shards, and one before it holds copies."""
         return data_axes(mesh_of(self.world, num_copies(self.wish, self.world)))
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of ranks: copies, and the shards of each."""
+        return self._mesh
+
+    def _readers(self) -> Any:
+        """Give the group of ranks that read different data and compute one layer; None is all."""
+        if self._mesh.size() == self.world.size:
+            return None
+        if self._mesh.ndim == 1:
+            return self._mesh.get_group()
+        return self._mesh._flatten("readers").get_group()  # torch has no public name for it
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -99,8 +112,7 @@ class FSDPEngine(Engine):
             wish.min_num_params,
         )
         kept = _kept_whole(model, wish.ignored_modules)
-        if self.world.device.type == "cpu":
-            let_batch_norms_meet(model)
+        let_batch_norms_meet(model, self.world.device, self._readers())
         with sharding.tracked(model) as moved:
             given = lean.lift(model, self.world) if wish.cpu_ram_efficient_loading else None
             if given is None and sharding.start_alike(model, self.world) and self.world.rank == 0:
@@ -149,6 +161,14 @@ class FSDPEngine(Engine):
         if not self.wish.cpu_offload:
             return OffloadPolicy()
         return CPUOffloadPolicy(pin_memory=self.world.device.type == "cuda")
+
+    def compile(self, model: nn.Module, regional: bool, arguments: Mapping[str, Any]) -> None:
+        """Compile a model that is cut up; its parts are gathered outside of graphs.
+
+        Errors: ConfigError for one graph of the whole.
+        """
+        refuse_whole_graph(uncompiled(model), regional, arguments)
+        super().compile(model, regional, arguments)
 
     def describe(self, model: nn.Module) -> str:
         """Say what became of ``model``."""

@@ -110,8 +110,7 @@ class ZeroEngine(Engine):
                     "note: the ranks built models of different weights; all start from rank 0's "
                     "(set_seed(...) before the model makes them alike)"
                 )
-        if self.world.device.type == "cpu":
-            let_batch_norms_meet(inner)
+        let_batch_norms_meet(inner, self.world.device)
         self.mix(model)
         engine, own = initialized(self.deepspeed, inner, optimizer, config, self.wish.config)
         context.encoders[type(engine)] = _undressed

@@ -88,7 +88,7 @@ def test_a_synchronized_layer_alone_is_plain_batch_norm() -> None:
     torch.manual_seed(0)
     plain = nn.BatchNorm1d(3)
     layer = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
-    let_batch_norms_meet(layer)
+    let_batch_norms_meet(layer, torch.device("cpu"))
     assert type(layer) is CPUSyncBatchNorm
     x = torch.randn(5, 3)
     for mode in (True, False):
