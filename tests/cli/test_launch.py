@@ -300,6 +300,15 @@ def test_standard_input_is_rank_0s(tmp_path: Path) -> None:
 # ── how it ends ───────────────────────────────────────────────────────────────────────────────
 
 
+# What one rank tells another by a file, so that nothing hangs on how soon each of them starts.
+MEET = """
+def tell(what): open(os.path.join(os.path.dirname(os.path.abspath(__file__)), what), "w").close()
+def wait(what):
+    while not os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__)), what)):
+        time.sleep(0.01)
+"""
+
+
 def failing(tmp_path: Path, source: str, num: int = 2) -> subprocess.CompletedProcess[str]:
     head = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
     return launch("--cpu", "--num_processes", str(num), write(tmp_path, head + source))
@@ -327,8 +336,9 @@ def test_the_rank_that_failed_first_is_blamed_and_its_exit_code_passed_on(tmp_pa
 
 def test_a_lost_connection_is_not_blamed_when_another_rank_explains_it(tmp_path: Path) -> None:
     source = (
-        "if rank == 0: raise RuntimeError('[gloo] Connection closed by peer [127.0.0.1]:1')\n"
-        "time.sleep(0.4)\nraise KeyError('the reason')"
+        MEET + "if rank == 0:\n    wait('second')\n"
+        "    raise RuntimeError('[gloo] Connection closed by peer [127.0.0.1]:1')\n"
+        "tell('second'); time.sleep(0.3)\nraise KeyError('the reason')"
     )
     done = failing(tmp_path, source)
     assert "KeyError: 'the reason'" in done.stderr and "Connection closed" not in done.stderr
@@ -344,9 +354,9 @@ def test_a_killed_rank_is_named_with_its_signal_and_the_shells_exit_code(tmp_pat
 
 def test_a_traceback_that_is_only_logged_is_shown_while_the_script_goes_on(tmp_path: Path) -> None:
     source = (
-        "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError:\n"
-        "    if rank == 0: traceback.print_exc()\n"
-        "time.sleep(2); print('still here', file=sys.stderr)"
+        MEET + "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError:\n"
+        "    if rank == 0: traceback.print_exc(); tell('told'); wait('seen')\n"
+        "if rank == 1: wait('told'); time.sleep(2); print('still', file=sys.stderr); tell('seen')"
     )
     done = failing(tmp_path, source)
     assert done.returncode == 0
