@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from notebook_accel.errors import CheckpointError
+from notebook_accel.events import context
 
 
 class Background:
@@ -22,8 +23,7 @@ class Background:
     def start(self, job: Callable[[], None]) -> None:
         """Begin ``job``; the one before must have been waited for."""
         assert self._thread is None, "wait() comes before start()"
-        atexit.unregister(self.wait)
-        atexit.register(self.wait)
+        self._wait_at_exit()
         self._thread = threading.Thread(target=self._run, args=(job,), name="checkpoint writer")
         self._thread.start()
 
@@ -42,6 +42,13 @@ class Background:
                 "it was written in the background (async_save=True), while training went on",
                 "free space or fix the path and save again; earlier checkpoints are untouched",
             ) from error
+
+    def _wait_at_exit(self) -> None:
+        worker = context.current()
+        if worker is not None and self.wait not in worker.at_exit:
+            worker.at_exit.append(self.wait)  # before this rank leaves the others
+        atexit.unregister(self.wait)
+        atexit.register(self.wait)
 
     def _run(self, job: Callable[[], None]) -> None:
         try:

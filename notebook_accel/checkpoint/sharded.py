@@ -9,23 +9,71 @@ Source: torch.distributed.checkpoint.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from notebook_accel.checkpoint.manifest import new_subfolder
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot
 from notebook_accel.errors import CheckpointError
+from notebook_accel.ranks.collectives import all_objects
 from notebook_accel.ranks.shards import is_sharded
+from notebook_accel.ranks.world import World
 
 
-def set_apart(snapshot: Snapshot) -> tuple[Snapshot, dict[str, Tensor]]:
-    """Take the sharded tensors out of a snapshot; gives the rest, and them under flat names."""
+@dataclass(frozen=True)
+class Apart:
+    """The sharded tensors of one save under flat names, and where this rank writes its parts.
+
+    ``name`` is a subfolder of ``folder``, None where nothing is sharded. ``group`` are the ranks
+    that write together, on connections of their own if training goes on meanwhile.
+    """
+
+    tensors: Mapping[str, Tensor]
+    folder: Path
+    name: str | None = None
+    group: dist.ProcessGroup | None = None
+
+    def write(self) -> None:
+        """Write what this rank holds, and on the first rank the list of all that is there.
+
+        Ranks: all ranks call it; the first returns when all have written.
+        """
+        if self.name is not None:
+            write(self.tensors, self.folder / self.name, self.group)
+
+
+def set_apart(
+    snapshot: Snapshot, folder: Path, world: World, in_background: bool = False
+) -> tuple[Snapshot, Apart]:
+    """Take the sharded tensors out of a snapshot; gives the rest, and them.
+
+    Ranks: all ranks call it, where anything is sharded.
+    """
+    rest, tensors = _divided(snapshot)
+    if not tensors:
+        return snapshot, Apart({}, folder)
+    name = all_objects(new_subfolder(), world)[0]
+    group = _own_group(id(dist.group.WORLD)) if in_background else None
+    return rest, Apart(tensors, folder, name, group)
+
+
+@functools.cache
+def _own_group(world: int) -> dist.ProcessGroup | None:
+    """Connect the ranks for what they write in the background: calls of both kinds must not mix."""
+    group: dist.ProcessGroup | None = dist.new_group(backend="gloo")
+    return group
+
+
+def _divided(snapshot: Snapshot) -> tuple[Snapshot, dict[str, Tensor]]:
     parts: dict[str, Tensor] = {}
 
     def without(state: Mapping[Any, Any], prefix: str) -> dict[Any, Any]:
@@ -46,17 +94,19 @@ def set_apart(snapshot: Snapshot) -> tuple[Snapshot, dict[str, Tensor]]:
     return replace(snapshot, models=models, optimizers=optimizers), parts
 
 
-def write(parts: Mapping[str, Tensor], folder: Path) -> None:
-    """Write what the ranks hold of ``parts`` into ``folder``.
+def write(
+    parts: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup | None = None
+) -> None:
+    """Write what the ranks of ``group`` (None: all) hold of ``parts`` into ``folder``.
 
-    Ranks: all ranks call it, with the same names.
+    Ranks: all ranks of the group call it, with the same names.
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
     folder.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():  # about torch's own use of its older names
-        warnings.simplefilter("ignore", FutureWarning)
-        save(dict(parts), checkpoint_id=os.fspath(folder))
+    # About torch's own use of its older names. Not for a while only: another thread may train.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    save(dict(parts), checkpoint_id=os.fspath(folder), process_group=group)
 
 
 class Parts:

@@ -272,7 +272,9 @@ class Checkpoint:
 
 
 def _form(tensor: Tensor) -> Any:
-    return tensor.shape, tensor.dtype, tensor.layout
+    """What two tensors have in common if one can be written over the other."""
+    how_it_lies = getattr(tensor, "placements", None), getattr(tensor, "device_mesh", None)
+    return tensor.shape, tensor.dtype, tensor.layout, how_it_lies
 
 
 def _own(snapshot: Snapshot) -> dict[str, Any]:

@@ -20,13 +20,13 @@ from torch.utils.hooks import RemovableHandle
 
 from notebook_accel.checkpoint import numbered, sharded, weights
 from notebook_accel.checkpoint.background import Background
-from notebook_accel.checkpoint.manifest import in_one_step, new_subfolder
+from notebook_accel.checkpoint.manifest import in_one_step
 from notebook_accel.checkpoint.names import load_plain, plain_state
+from notebook_accel.checkpoint.sharded import Apart
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot, write_own, write_shared
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import tasks
-from notebook_accel.ranks.collectives import all_objects
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.moment import Parts, give_back, take
@@ -91,10 +91,11 @@ class Keeping:
         That is: models, optimizers, schedulers, loss scaler, the place in each loader, random
         numbers, registered objects. Without ``output_dir`` the folder follows from automatic
         naming. The folder's checkpoint before stays valid until this one is whole. With
-        ``async_save`` it returns after a copy in memory, and a thread writes; the next save, load
-        or the end of training waits for it, and gets its error. The copy's memory is kept for the
-        next such save, until ``free_memory``. Between two steps it is exact; inside an accumulation
-        window the gradients of the window are not saved (a warning).
+        ``async_save`` it returns after a copy in memory (of this rank's parts, where models are
+        sharded), and a thread writes; the next save, load or the end of training waits for it, and
+        gets its error. The copy's memory is kept for the next such save, until ``free_memory``.
+        Between two steps it is exact; inside an accumulation window the gradients of the window
+        are not saved (a warning).
 
         Ranks: any: nobody waits. A rank that does not call it has no random numbers saved.
         Errors: CheckpointError for a numbered folder that holds a checkpoint already.
@@ -128,13 +129,15 @@ class Keeping:
             self._engine.kept_optimizer_state(one.inner) for one in self._wardrobe.optimizers
         ]
         snapshot = take(self._parts(), states, optimizers, self._world.device)
-        snapshot, parts = self._write_parts(snapshot, folder)
-        root = folder.parent if output_dir is None else None
-        job = partial(self._write, folder, root, parts, safe_serialization)
         if async_save:
-            self._background.start(partial(job, snapshot.copied(self._memory)))
+            snapshot = snapshot.copied(self._memory)
+        snapshot, parts = sharded.set_apart(snapshot, folder, self._world, async_save)
+        root = folder.parent if output_dir is None else None
+        job = partial(self._write, folder, root, parts, safe_serialization, snapshot)
+        if async_save:
+            self._background.start(job)
         else:
-            job(snapshot)
+            job()
         if output_dir is None:
             self.save_iteration += 1
         return os.fspath(folder)
@@ -301,24 +304,16 @@ class Keeping:
         scaler = self._engine.precision.scaler
         return Parts(self._wardrobe, self._clock, scaler, self._registered)
 
-    def _write_parts(self, snapshot: Snapshot, folder: Path) -> tuple[Snapshot, str | None]:
-        """Write sharded tensors, all ranks together; gives the rest, and where they lie."""
-        rest, tensors = sharded.set_apart(snapshot)
-        if not tensors:
-            return snapshot, None
-        names = all_objects(new_subfolder(), self._world)
-        sharded.write(tensors, folder / names[0])
-        return rest, names[0]
-
     def _write(
-        self, folder: Path, root: Path | None, parts: str | None, safe: bool, snapshot: Snapshot
+        self, folder: Path, root: Path | None, parts: Apart, safe: bool, snapshot: Snapshot
     ) -> None:
         world = self._world
+        parts.write()
         if not self.should_save_model:
             write_own(snapshot, folder, world.rank)
             return
         strategy = self._engine.wish.name
-        write_shared(snapshot, folder, world.rank, world.size, strategy, safe, parts)
+        write_shared(snapshot, folder, world.rank, world.size, strategy, safe, parts.name)
         if root is not None:
             numbered.keep(root, self.project_configuration.total_limit)
 
