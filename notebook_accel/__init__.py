@@ -18,6 +18,8 @@ _WHERE = {
     "DDP": "config.wishes",
     "DDPCommunicationHookType": "config.handlers",
     "DataLoaderConfiguration": "config.loading",
+    "DeepSpeed": "config.deepspeed",
+    "DeepSpeedPlugin": "config.deepspeed",
     "DevicePicker": "ui.picker",
     "DistributedDataParallelKwargs": "config.handlers",
     "DistributedOperationException": "errors",
@@ -29,6 +31,7 @@ _WHERE = {
     "InitProcessGroupKwargs": "config.handlers",
     "LaunchError": "errors",
     "LaunchPicker": "ui.picker",
+    "Megatron": "config.megatron",
     "NoSuchRun": "errors",
     "ParallelismConfig": "config.parallelism",
     "PartialState": "runtime.faces",
@@ -94,6 +97,7 @@ __all__ = sorted([*_WHERE, *_MODULES, "__version__"])
 if TYPE_CHECKING:
     from notebook_accel.checkpoint.weights import load_weights
     from notebook_accel.compat.trainer import use_in_trainer
+    from notebook_accel.config.deepspeed import DeepSpeed, DeepSpeedPlugin
     from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
     from notebook_accel.config.guards import without_guards
     from notebook_accel.config.handlers import (
@@ -107,6 +111,7 @@ if TYPE_CHECKING:
     from notebook_accel.config.installed import is_rich_available
     from notebook_accel.config.kinds import DistributedType
     from notebook_accel.config.loading import DataLoaderConfiguration
+    from notebook_accel.config.megatron import Megatron
     from notebook_accel.config.parallelism import ParallelismConfig
     from notebook_accel.config.resolve import RunConfig
     from notebook_accel.config.sequence import SequenceParallel

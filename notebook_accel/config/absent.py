@@ -10,23 +10,12 @@ from notebook_accel.errors import NotHere
 if TYPE_CHECKING:
     from notebook_accel.config.resolve import RunConfig
 
-STRATEGIES = "'Strategies' (DeepSpeed)"
 INSIDES = "a face for what lies inside Accelerate's own FSDP and launcher"
 SAGEMAKER = "support for Amazon SageMaker"
 BIG_MODELS = "big-model inference (models spread over devices, CPU and disk)"
 HARDWARE = "support for that hardware"
 
 _COMING = {
-    STRATEGIES: """
-        DeepSpeedPlugin MegatronLMPlugin TorchTensorParallelPlugin
-        TorchContextParallelConfig
-        DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler HfDeepSpeedConfig
-        DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper
-        GatheredParameters
-        AbstractTrainStep BertTrainStep GPTTrainStep T5TrainStep MegatronLMDummyDataLoader
-        MegatronLMDummyScheduler avg_losses_across_data_parallel_group
-        add_model_config_to_megatron_parser compile_regions_deepspeed prepare_deepspeed_cmd_env
-    """,
     INSIDES: """
         FSDP_AUTO_WRAP_POLICY FSDP_SHARDING_STRATEGY FSDP_MODEL_NAME save_fsdp_model
         load_fsdp_model save_fsdp_optimizer load_fsdp_optimizer merge_fsdp_weights
@@ -35,6 +24,7 @@ _COMING = {
         fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler model_has_dtensor
         compile_regions_fsdp2
         commands PrepareForLaunch prepare_simple_launcher_cmd_env prepare_multi_gpu_env
+        prepare_deepspeed_cmd_env
     """,
     SAGEMAKER: """
         prepare_sagemager_args_inputs SageMakerDistributedType
@@ -65,24 +55,10 @@ def not_here(name: str) -> NotHere:
     """Give the error for a name of Accelerate that comes later."""
     return NotHere(
         f"{name} is not here yet",
-        f"it comes with {WHAT_BRINGS.get(name, STRATEGIES)}, which is not built yet",
+        f"it comes with {WHAT_BRINGS.get(name, INSIDES)}, which is not built yet",
         "train with what is here, which needs none of it: one device, data parallelism, FSDP, "
-        "TensorParallel or Pipeline",
+        "DeepSpeed, TensorParallel, Pipeline or SequenceParallel",
     )
-
-
-def refuse_absent(**arguments: object) -> None:
-    """Refuse arguments of Accelerator that ask for what comes later; None asks for nothing.
-
-    Errors: NotHere naming the argument.
-    """
-    for name, value in arguments.items():
-        if value is not None:
-            raise NotHere(
-                f"Accelerator({name}={value!r}) asks for what is not here yet",
-                f"it comes with {STRATEGIES}, which is not built yet",
-                f"leave {name} out, or write strategy=FSDP(), TensorParallel() or Pipeline()",
-            )
 
 
 # What is read and stored, and changes nothing in this version.
@@ -118,7 +94,7 @@ def refuse_unbuilt(config: RunConfig) -> None:
                 asked += f" (from {origin})"
             raise NotHere(
                 f"{asked} asks for what is not here yet",
-                f"it comes with {_BROUGHT_BY.get(name, STRATEGIES)}, which is not built yet",
+                f"it comes with {_BROUGHT_BY[name]}, which is not built yet",
                 f"choose another {name}, or leave it out",
             )
 

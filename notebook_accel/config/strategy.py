@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from notebook_accel.config.absent import refuse_absent
 from notebook_accel.config.adoption import adopt
-from notebook_accel.config.deepspeed import DeepSpeedPlugin
+from notebook_accel.config.deepspeed import DeepSpeedPlugin, DeepSpeedPlugins
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import Handlers
+from notebook_accel.config.megatron import MegatronLMPlugin, TorchTensorParallelPlugin
 from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
@@ -44,7 +44,10 @@ class Face:
 # The argument of Accelerator that takes each.
 FACES: dict[str, Face] = {
     "fsdp_plugin": Face(FullyShardedDataParallelPlugin, "fsdp"),
+    "megatron_lm_plugin": Face(MegatronLMPlugin, "megatron_lm"),
+    "torch_tp_plugin": Face(TorchTensorParallelPlugin),
     "deepspeed_plugin": Face(DeepSpeedPlugin, "deepspeed"),
+    "deepspeed_plugins": Face(DeepSpeedPlugin),
 }
 
 
@@ -73,21 +76,20 @@ class Chosen:
 def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size: int) -> Chosen:
     """Find the strategy; the settings of one that is named by a word are what ``asked`` has.
 
-    Errors: ConfigError for two that exclude each other, and for what is none; NotHere for a plugin
-    that comes later.
+    Errors: ConfigError for two that exclude each other, and for what is none.
     """
     strategy, axes = ways.strategy, ways.axes
     refuse_class(strategy)
     if isinstance(strategy, str):
         check(SETTINGS["strategy"], strategy)
-    refuse_absent(**{name: one for name, one in ways.plugins.items() if name not in FACES})
     name, plugin = _given(ways.plugins)
     if axes is None and strategy is None and asked.use_parallelism_config:
         axes = ParallelismConfig()
     if strategy is not None and (plugin is not None or axes is not None):
         raise _two(f"strategy={strategy!r}", "parallelism_config" if plugin is None else name)
     if plugin is None and axes is None:
-        if strategy is None and handlers.strategy(None) is None:
+        # A launch's DDP gives way to the settings of DDP that the script itself has.
+        if strategy is None and not (handlers.strategy(None) and isinstance(ways.launched, DDP)):
             strategy = ways.launched
         if isinstance(strategy, Strategy):
             return Chosen(handlers.strategy(strategy))
@@ -95,9 +97,9 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
     if plugin is None:
         plugin = next((face.kind() for face in FACES.values() if face.word == word), None)
     if axes is not None:
-        return Chosen(axes.wish(world_size, _shards(plugin)), plugin, axes)
+        return Chosen(handlers.strategy(axes.wish(world_size, _shards(plugin))), plugin, axes)
     if plugin is not None:
-        return Chosen(plugin.wish(), plugin)
+        return Chosen(handlers.strategy(plugin.wish()), plugin)
     wish = handlers.strategy(None)
     return Chosen(DDP() if word == "ddp" and wish is None else wish)
 
@@ -124,6 +126,9 @@ def settled(asked: RunConfig, wish: Strategy | None) -> RunConfig:
 def _given(plugins: Mapping[str, Any]) -> tuple[str, Plugin | None]:
     """Take the one plugin that was given, Accelerate's own too, as ours."""
     given = {name: one for name, one in plugins.items() if one is not None}
+    several = given.get("deepspeed_plugins", given.get("deepspeed_plugin"))
+    if isinstance(several, Mapping) and len(given) == 1:
+        return "deepspeed_plugin", DeepSpeedPlugins(several)
     if len(given) > 1:
         raise _two(*list(given)[:2])
     for name, plugin in given.items():

@@ -129,6 +129,8 @@ class PreparedOptimizer(Optimizer):
             raise other_process("optimizer")
         if self._clock.rescale is not None:
             self.settle()
+        if self._engine.clips_at is not None:
+            self._clip(self._engine.clips_at)
         updated, loss = self._engine.step(self.inner, closure)
         self.step_was_skipped = not updated
         self._spent = True
@@ -136,6 +138,11 @@ class PreparedOptimizer(Optimizer):
         self.num_steps += 1
         self._after_step(self.num_steps)
         return loss
+
+    def _clip(self, norm: float) -> None:
+        self.settle()
+        trained = [one for group in self.param_groups for one in group["params"]]
+        self._engine.clip_grad_norm(trained, norm)
 
     def settle(self) -> None:
         """Make gradients what the step will use: the short window's mean, without loss scale."""

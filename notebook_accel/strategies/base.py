@@ -66,9 +66,11 @@ class Engine:
     """The single-device engine: moves, computes, scales, clips, steps.
 
     ``kind`` is what Accelerate calls a way to share a model; None where each rank has the whole.
+    ``clips_at`` is the norm that the gradients of every update are cut to, whatever the loop does.
     """
 
     kind: DistributedType | None = None
+    clips_at: float | None = None
 
     def __init__(self, wish: Strategy, world: World, precision: Precision) -> None:
         self.wish = wish
@@ -83,6 +85,10 @@ class Engine:
     def scales(self) -> bool:
         """Whether gradients carry a loss scale until ``unscale``."""
         return self.precision.scaler is not None
+
+    def follow(self, wish: Strategy) -> None:
+        """Take another wish of this engine's kind for what is wrapped from now on."""
+        self.wish = wish
 
     def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:
         """Make models, optimizers and schedulers ready to train together.
@@ -121,8 +127,6 @@ class Engine:
             plain_forward(uncompiled(model))
         return model
 
-    def describe(self, model: nn.Module) -> str:
-        """Say in a few words what became of ``model``; nothing if it is as it was."""
     def compile(self, model: nn.Module, regional: bool, arguments: Mapping[str, Any]) -> None:
         """Compile what ``wrap`` made of a model, with arguments of ``torch.compile``.
 
@@ -130,6 +134,8 @@ class Engine:
         """
         compile_model(self.unwrap(model), regional, arguments)
 
+    def describe(self, model: nn.Module) -> str:
+        """Say in a few words what became of ``model``; nothing if it is as it was."""
         return ""
 
     @property

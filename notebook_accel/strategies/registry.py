@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from notebook_accel.config.deepspeed import DeepSpeed
+from notebook_accel.config.megatron import Megatron
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.wishes import (
     DDP,
@@ -140,6 +141,12 @@ def _deepspeed(wish: DeepSpeed, world: World, precision: Precision) -> Engine:
     return ZeroEngine(wish, world, precision)
 
 
+def _megatron(wish: Megatron, world: World, precision: Precision) -> Engine:
+    from notebook_accel.strategies.megatron import serve
+
+    return serve(build(wish.engine(world.size), world, precision), wish)
+
+
 BUILT_IN: dict[type[Strategy], Maker] = {
     SingleDevice: _single,
     DeepSpeed: _deepspeed,
@@ -147,5 +154,6 @@ BUILT_IN: dict[type[Strategy], Maker] = {
     FSDP: _fsdp,
     TensorParallel: _tensor,
     Pipeline: _pipeline,
+    Megatron: _megatron,
     SequenceParallel: _sequence,
 }

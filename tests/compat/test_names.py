@@ -84,7 +84,6 @@ def test_a_face_reached_by_its_room_offers_the_same_objects() -> None:
     "statement",
     [
         "from notebook_accel import init_empty_weights",
-        "from notebook_accel.utils import DeepSpeedPlugin",
         "from notebook_accel.big_modeling import dispatch_model",
         "from notebook_accel.hooks import add_hook_to_module",
         "from notebook_accel.utils import PrepareForLaunch",
@@ -110,23 +109,6 @@ def test_names_that_nobody_knows_are_the_usual_errors() -> None:
 def test_nothing_that_is_announced_for_later_is_here_already() -> None:
     offered = set(dir(notebook_accel.utils)) | set(notebook_accel.__all__)
     assert sorted(offered & set(WHAT_BRINGS)) == []
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "deepspeed_plugin",
-        "torch_tp_plugin",
-        "megatron_lm_plugin",
-        "deepspeed_plugins",
-    ],
-)
-def test_plugins_that_come_later_are_refused_by_name(argument: str) -> None:
-    with pytest.raises(NotHere) as error:
-        Accelerator(**{argument: object()}, cpu=True)
-    assert f"Accelerator({argument}=" in error.value.what
-    assert "'Strategies'" in error.value.why
-    assert f"leave {argument} out" in error.value.fix
 
 
 MEMBERS = """

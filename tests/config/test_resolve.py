@@ -253,7 +253,6 @@ def test_what_is_shown_says_where_it_is_from(file: ConfigFile) -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"strategy": "deepspeed"}, "strategy='deepspeed' asks for what is not here yet"),
         ({"device": "tpu"}, "device='tpu' asks for what is not here yet"),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment='AMAZON_SAGEMAKER'"),
     ],
@@ -288,10 +287,10 @@ def test_an_accelerator_reads_variables_when_it_is_made_and_arguments_first() ->
             accumulation_steps(value, {}, {})
 
 
-def test_an_accelerator_refuses_what_the_environment_asks_for_and_nobody_built() -> None:
+def test_an_accelerator_refuses_what_a_launch_asks_for_and_nobody_built() -> None:
     with pytest.raises(NotHere) as error:
-        settings_of({}, {"ACCELERATE_USE_MEGATRON_LM": "true"})
-    assert "from environment variable ACCELERATE_USE_MEGATRON_LM" in error.value.what
+        settings_of({"device": "tpu"}, {})
+    assert "device='tpu'" in error.value.what
 
 
 def test_a_process_that_is_alone_computes_where_the_environment_says(

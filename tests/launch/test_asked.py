@@ -136,7 +136,11 @@ def test_a_default_file_that_stands_in_the_way_can_be_gone_around(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTEBOOK_ACCEL_CONFIG", str(file))
-    for text in ("mixed_precision: [\n", "distributed_type: MEGATRON_LM\n", "device: cdua\n"):
+    for text in (
+        "mixed_precision: [\n",
+        "compute_environment: AMAZON_SAGEMAKER\n",
+        "device: cdua\n",
+    ):
         file.write_text(text)
         with pytest.raises((ConfigError, NotHere)) as error:
             notebook_launcher(told)
@@ -169,10 +173,10 @@ def test_threads_of_each_rank_can_be_told(file: Path) -> None:
 
 
 def test_what_is_not_built_yet_is_refused_by_the_line_that_asks_for_it(file: Path) -> None:
-    file.write_text("distributed_type: MEGATRON_LM\n")
+    file.write_text("compute_environment: AMAZON_SAGEMAKER\n")
     with pytest.raises(NotHere) as error:
         notebook_launcher(told, config=file)
-    assert f"strategy='megatron_lm' (from file {file}, line 1)" in error.value.what
+    assert f"compute_environment='AMAZON_SAGEMAKER' (from file {file}, line 1)" in error.value.what
 
 
 def test_a_file_of_gpus_on_a_machine_without_is_named_in_the_error(file: Path) -> None:

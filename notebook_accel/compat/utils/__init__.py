@@ -6,8 +6,10 @@ from . import imports as _imports
 from .ao import *
 from .constants import *
 from .dataclasses import *
+from .deepspeed import *
 from .environment import *
 from .imports import *
+from .megatron_lm import *
 from .memory import *
 from .modeling import *
 from .operations import *

@@ -35,7 +35,7 @@ RUN: tuple[Setting, ...] = (
     _run(
         "strategy", "str", "auto", "how a model lies across ranks; auto: a copy on each",
         choices=("auto", "ddp", "fsdp", "deepspeed", "megatron_lm"),
-        coming=("deepspeed", "megatron_lm"), keys=("distributed_type",),
+        keys=("distributed_type",),
         words=(
             Word("fsdp", flags=("use_fsdp",), env="ACCELERATE_USE_FSDP"),
             Word("deepspeed", flags=("use_deepspeed",), env="ACCELERATE_USE_DEEPSPEED"),

@@ -1,0 +1,1 @@
+from notebook_accel.compat.utils.megatron_lm import *
