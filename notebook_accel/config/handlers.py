@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from notebook_accel.config.adoption import adopt
+from notebook_accel.config.gradient_hooks import sent_as
 from notebook_accel.config.kinds import WordEnum
 from notebook_accel.config.wishes import COMM_HOOKS, COMM_WRAPPERS, DDP, Strategy, choose
 from notebook_accel.errors import ConfigError
@@ -218,6 +219,8 @@ class Handlers:
         ddp = self.find(DistributedDataParallelKwargs)
         if ddp is None:
             return given
+        if given is not None and not isinstance(given, DDP):
+            return sent_as(given, ddp.to_wish())
         if given is not None:
             raise ConfigError(
                 f"strategy={given!r} and DistributedDataParallelKwargs are both given",

@@ -97,9 +97,9 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
     if plugin is None:
         plugin = next((face.kind() for face in FACES.values() if face.word == word), None)
     if axes is not None:
-        return Chosen(handlers.strategy(axes.wish(world_size, _shards(plugin))), plugin, axes)
+        return Chosen(_meeting(axes.wish(world_size, _shards(plugin)), handlers), plugin, axes)
     if plugin is not None:
-        return Chosen(handlers.strategy(plugin.wish()), plugin)
+        return Chosen(_meeting(plugin.wish(), handlers), plugin)
     wish = handlers.strategy(None)
     return Chosen(DDP() if word == "ddp" and wish is None else wish)
 
@@ -121,6 +121,11 @@ def settled(asked: RunConfig, wish: Strategy | None) -> RunConfig:
             )
         asked = asked.but(**{name: value})
     return asked
+
+
+def _meeting(wish: Strategy, handlers: Handlers) -> Strategy:
+    """Give what a plugin asks for, its gradients meeting as the handlers say."""
+    return handlers.strategy(None if wish == DDP() else wish) or wish
 
 
 def _given(plugins: Mapping[str, Any]) -> tuple[str, Plugin | None]:

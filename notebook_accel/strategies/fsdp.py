@@ -74,11 +74,6 @@ class FSDPEngine(Engine):
             return self._mesh.get_group()
         return self._mesh._flatten("readers").get_group()  # torch has no public name for it
 
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The mesh of ranks: copies, and the shards of each."""
-        return self._mesh
-
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
 
     def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:

@@ -6,7 +6,7 @@ Several ranks may share a stage: as copies, in parts, or with its layers divided
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,12 @@ class PipelineEngine(Engine):
 
     def __init__(self, wish: Pipeline, world: World, precision: Precision) -> None:
         super().__init__(wish, world, precision)
+        if precision.eight_bits is not None:
+            raise ConfigError(
+                "Pipeline() with mixed_precision='fp8'",
+                "a stage is traced into operations, and it is layers that compute in 8 bits",
+                "write mixed_precision='bf16', or strategy=FSDP()",
+            )
         together = wish.num_ranks * (1 if wish.tensor is None else wish.tensor.size)
         if world.size % together:
             raise ConfigError(
@@ -103,6 +109,10 @@ class PipelineEngine(Engine):
             watch_states(inner, self)
         inner.forward = StagedForward(inner.forward, self.precision, self)
         return model
+
+    def compile(self, model: nn.Module, regional: bool, arguments: Mapping[str, Any]) -> None:
+        """Compile each stage of ``model`` by itself, when the first batch has shown what it is."""
+        self._staged(model).compiler = dict(arguments)
 
     def _cut(self, model: nn.Module) -> Staged:
         wish, layers = self.wish, []

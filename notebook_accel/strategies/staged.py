@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,8 @@ class Staged:
 
     What was traced fits one shape of micro-batch: each new shape is traced once. The first trace
     shows which parameter is whose: ``settled`` hears of parameters that are others from then on.
-    ``sync`` says whether the next backward ends a window.
+    ``sync`` says whether the next backward ends a window; stages are compiled with what is in
+    ``compiler``, arguments of ``torch.compile``.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Staged:
         self.begins = stages.beginnings(model, wish.stages, wish.split)
         self.holdings = holdings
         self.sync = True
+        self.compiler: Mapping[str, Any] | None = None
         self._model = model
         self._wish = wish
         self._group = group
@@ -156,6 +158,10 @@ class Staged:
             forward = partial(checkpoint, forward, use_reentrant=False)
         stage.submod.forward = MixedForward(forward, self._precision)
         stage.submod.forward.upcasts = False  # it goes on to the next stage
+        if self.compiler is not None:
+            # Of a graph's forward torch reads the code, which ours has not.
+            stage.submod.forward.__code__ = type(stage.submod).forward.__code__
+            stage.submod.compile(**self.compiler)
         return stage
 
     def _kind(self, forwards_first: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,16 @@ from notebook_accel import (
     AutocastKwargs,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
     ProfileKwargs,
 )
 from notebook_accel.config.handlers import Handlers
-from notebook_accel.config.wishes import DDP, SingleDevice
+from notebook_accel.config.parallelism import ParallelismConfig
+from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.strategy import Ways, chosen_strategy
+from notebook_accel.config.wishes import DDP, FSDP, Pipeline, SingleDevice, TensorParallel
 from notebook_accel.errors import ConfigError
 
 
@@ -68,6 +73,72 @@ def test_a_strategy_and_settings_of_ddp_together_are_refused() -> None:
         Accelerator(cpu=True, strategy=DDP(), kwargs_handlers=[DistributedDataParallelKwargs()])
     assert "strategy=DDP(" in error.value.what
     assert "strategy=DDP(...)" in error.value.fix
+
+
+BF16 = DistributedDataParallelKwargs(comm_hook="bf16", find_unused_parameters=True)
+LOW_RANK = DistributedDataParallelKwargs(comm_hook="power_sgd")
+
+
+def test_gradients_of_shards_travel_in_the_numbers_of_the_hook() -> None:
+    handlers = Handlers.of([BF16])
+    assert handlers.strategy(FSDP(replicas=2)) == FSDP(replicas=2, reduce_dtype="bf16")
+    assert handlers.strategy(FSDP(reduce_dtype="bf16")) == FSDP(reduce_dtype="bf16")
+    shared = handlers.strategy(TensorParallel(size=2))
+    assert shared == TensorParallel(size=2, data=FSDP(reduce_dtype="bf16"))
+    assert handlers.strategy(SingleDevice()) == SingleDevice()
+    plain = Handlers.of([DistributedDataParallelKwargs(find_unused_parameters=True)])
+    assert plain.strategy(Pipeline()) == Pipeline()
+
+
+@pytest.mark.parametrize(
+    ("handler", "wish", "what", "why", "fix"),
+    [
+        (
+            LOW_RANK,
+            FSDP(),
+            "comm_hook='power_sgd' under strategy=FSDP(...)",
+            "only its rows",
+            "comm_hook='bf16' or 'fp16', or strategy=DDP(...)",
+        ),
+        (
+            BF16,
+            Pipeline(),
+            "comm_hook='bf16' under strategy=Pipeline(...)",
+            "averages gradients by itself",
+            "FSDP and TensorParallel 'fp16' and 'bf16'",
+        ),
+        (
+            BF16,
+            FSDP(reduce_dtype="fp16"),
+            "comm_hook='bf16' and FSDP(reduce_dtype='fp16')",
+            "both say",
+            "leave one of them out",
+        ),
+    ],
+)
+def test_a_form_that_a_strategy_has_not_is_refused(
+    handler: Any, wish: Any, what: str, why: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        Accelerator(cpu=True, strategy=wish, kwargs_handlers=[handler])
+    assert (error.value.what, why in error.value.why) == (what, True)
+    assert fix in error.value.fix
+
+
+def test_a_plugin_and_a_launch_keep_their_strategy_beside_settings_of_ddp() -> None:
+    handlers, asked = Handlers.of([BF16]), RunConfig()
+    sharded = FSDP(reduce_dtype="bf16")
+
+    def chosen(**ways: Any) -> Any:
+        return chosen_strategy(Ways(**ways), handlers, asked, 2).wish
+
+    plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="transformer_based_wrap")
+    assert chosen(plugins={"fsdp_plugin": plugin}).reduce_dtype == "bf16"
+    assert chosen(launched=FSDP()) == sharded
+    ddp = DDP(comm_hook="bf16", find_unused_parameters=True)
+    assert chosen(launched=DDP(bucket_cap_mb=1)) == ddp
+    assert chosen(axes=ParallelismConfig(dp_replicate_size=2)) == ddp
+    assert chosen(axes=ParallelismConfig(dp_shard_size=2)) == sharded
 
 
 @pytest.mark.parametrize("value", [3600, 3600.0, timedelta(hours=1)])
