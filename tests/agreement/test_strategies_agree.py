@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.handlers import GradScalerKwargs
+from notebook_accel.config.megatron import Megatron
 from notebook_accel.config.wishes import FSDP, Pipeline, SingleDevice, Strategy, TensorParallel
 
 PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "enter": "colwise_rep"}
@@ -90,7 +91,7 @@ def train(
         for inputs, targets in loader:
             with accelerator.accumulate(model):
                 optimizer.zero_grad()
-                if isinstance(strategy, Pipeline):
+                if isinstance(strategy, (Pipeline, Megatron)):
                     batch = (inputs, targets)
                     loss = accelerator.forward_backward(model, batch, nn.functional.mse_loss)
                 else:
