@@ -212,9 +212,9 @@ class Handlers:
         return {} if one is None else one.to_kwargs()
 
     def strategy(self, given: Strategy | None) -> Strategy | None:
-        """Give the strategy asked for, by name or by DistributedDataParallelKwargs.
+        """Give the strategy asked for, with what DistributedDataParallelKwargs say of gradients.
 
-        Errors: ConfigError when both are there.
+        Errors: ConfigError for DDP that is asked for twice, and for gradients that cannot so.
         """
         ddp = self.find(DistributedDataParallelKwargs)
         if ddp is None:
