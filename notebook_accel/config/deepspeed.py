@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from notebook_accel.config.adoption import adopt
 from notebook_accel.config.deepspeed_file import AUTO, HfDeepSpeedConfig
 from notebook_accel.config.resolve import resolve
 from notebook_accel.config.wishes import DDP, Strategy, choose
@@ -252,3 +254,59 @@ _FIELDS = {
 
 def _unless_auto(value: Any) -> Any:
     return None if value == AUTO else value
+
+
+class DeepSpeedPlugins:
+    """Several plugins by name, of which one counts: first the first, then what ``select`` says.
+
+    Models that are prepared after ``select`` are trained as it says: a student by one, say, and its
+    teacher, who only answers, by another.
+
+    Errors: ConfigError for what are no plugins.
+    """
+
+    def __init__(self, plugins: Mapping[str, Any]) -> None:
+        ours = {name: adopt(one, DeepSpeedPlugin) for name, one in plugins.items()}
+        odd = [name for name, one in ours.items() if not isinstance(one, DeepSpeedPlugin)]
+        if odd or not ours:
+            names = ", ".join(map(repr, list(plugins)[:3])) or "nothing"
+            raise ConfigError(
+                f"deepspeed_plugin is a dict of {names}",
+                "a dict names several plugins; DeepSpeed's own configuration is a part of one",
+                "write deepspeed_plugin=DeepSpeedPlugin(hf_ds_config={...}), or "
+                '{"student": DeepSpeedPlugin(...), ...}',
+            )
+        self.plugins: dict[str, DeepSpeedPlugin] = ours
+        self.select(next(iter(ours)))
+
+    @property
+    def selected(self) -> DeepSpeedPlugin:
+        """The plugin that counts."""
+        return next(one for one in self.plugins.values() if one.selected)
+
+    def get(self, name: str) -> DeepSpeedPlugin:
+        """Give the plugin ``name``.
+
+        Errors: ConfigError for a name that there is not.
+        """
+        if name not in self.plugins:
+            raise ConfigError(
+                f"there is no DeepSpeed plugin {name!r}",
+                "the Accelerator was given " + ", ".join(map(repr, self.plugins)),
+                "name one of these",
+            )
+        return self.plugins[name]
+
+    def select(self, name: str) -> DeepSpeedPlugin:
+        """Let the plugin ``name`` count from now on; gives it.
+
+        Errors: ConfigError for a name that there is not.
+        """
+        found = self.get(name)
+        for one in self.plugins.values():
+            one.selected = one is found
+        return found
+
+    def wish(self) -> Strategy:
+        """Give the strategy that the selected plugin asks for."""
+        return self.selected.wish()

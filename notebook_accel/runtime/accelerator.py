@@ -160,7 +160,7 @@ class Accelerator(
             self.project_configuration.set_directories(project_dir)
         self._begin_keeping()
         self._choose_trackers(log_with)
-        self._plugins = Plugins(self._engine.kind, chosen.plugin, chosen.axes)
+        self._plugins = Plugins(self._engine.kind, chosen.plugin, chosen.axes, self._engine.follow)
         faces = faces_of(self, self._clock, plugin, precision, self._dynamo, self._plugins)
         self.state, self.gradient_state = faces
         self._live = live_events(self._engine.layout.loss_owner, self._world, self._wardrobe)

@@ -17,22 +17,30 @@ from torch.optim import Optimizer
 
 from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.kinds import DistributedType
+from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events import context
 from notebook_accel.events.pulse import BACKWARD
 from notebook_accel.ranks import watch
-from notebook_accel.ranks.collectives import map_tensors
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies import sharding, zero_parts
 from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.dummies import DummyScheduler
-from notebook_accel.strategies.precision import MixedForward, Precision, plain_forward
+from notebook_accel.strategies.precision import Precision, plain_forward
 from notebook_accel.strategies.zero_config import filled
-from notebook_accel.strategies.zero_start import deepspeed_on, initialized, made_scheduler
+from notebook_accel.strategies.zero_start import (
+    CastForward,
+    deepspeed_on,
+    initialized,
+    made_scheduler,
+    paired,
+    scaling_of,
+)
 
 _WHAT = {
+    0: "parameters",
     1: "optimizer states",
     2: "gradients and optimizer states",
     3: "parameters, gradients and optimizer states",
@@ -43,12 +51,14 @@ _WHAT = {
 class Held:
     """A model in DeepSpeed's hands: its engine, and the optimizer whose numbers count.
 
-    ``given`` is the optimizer that was prepared, ``groups`` are the parameters that it had.
+    ``given`` is the optimizer that was prepared, ``groups`` are the parameters that it had. Nobody
+    trains a model without one; in stage 3 it is in shards all the same.
     """
 
     engine: Any
-    optimizer: Optimizer
-    given: Optimizer
+    stage: int
+    optimizer: Optimizer | None
+    given: Optimizer | None
     groups: tuple[tuple[Any, ...], ...]
     dtypes: dict[str, torch.dtype]
 
@@ -65,11 +75,32 @@ class ZeroEngine(Engine):
         self._scaling = {} if precision.scaler is None else scaling_of(precision.scaler)
         filled(wish, precision.name, self._scaling)  # what cannot be is said before all else
         precision.scaler = None  # DeepSpeed has its own
+        if world.is_fake:
+            raise ConfigError(
+                'strategy=DeepSpeed(...) with device="fake"',
+                "DeepSpeed really cuts tensors up, and ranks that are only played hold none",
+                "validate the layout with strategy=FSDP(), which cuts the same way, or launch with "
+                "real devices",
+            )
         self.deepspeed = deepspeed_on(world)
         self._held: list[Held] = []
         self._closed: set[int] = set()  # optimizers whose window is closed, and not stepped yet
         self._fed = False  # whether gradients wait
         self._pulse = watch.pulse()
+
+    def follow(self, wish: Strategy) -> None:
+        """Take another wish for what is wrapped from now on.
+
+        Errors: ConfigError for one that is not DeepSpeed's.
+        """
+        if not isinstance(wish, DeepSpeed):
+            raise ConfigError(
+                f"the selected plugin asks for {type(wish).__name__}",
+                "one Accelerator trains all its models under DeepSpeed, or none",
+                "write a zero_stage of 1, 2 or 3 into each of its plugins",
+            )
+        filled(wish, self.precision.name, self._scaling)
+        self.wish = wish
 
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
 
@@ -83,25 +114,27 @@ class ZeroEngine(Engine):
         optimizers = {id(one): one for one in parts.optimizers}
         models: list[nn.Module] = []
         for model, optimizer in zip(parts.models, pairs, strict=True):
-            if optimizer is None:
+            if optimizer is None and self.wish.zero_stage != 3:  # there is nothing to cut up
                 models.append(self.place(model, device_placement))
                 continue
             held = self._take(model, optimizer)
             self._held.append(held)
-            optimizers[id(optimizer)] = held.optimizer
+            if held.optimizer is not None:
+                optimizers[id(optimizer)] = held.optimizer
             models.append(held.engine)
         return Parts(tuple(models), tuple(optimizers.values()), parts.schedulers)
 
-    def _take(self, model: nn.Module, optimizer: Optimizer) -> Held:
+    def _take(self, model: nn.Module, optimizer: Optimizer | None) -> Held:
         inner = uncompiled(model)
-        if self._held and self.precision.name == "fp16":
+        if self._training and optimizer is not None and self.precision.name == "fp16":
             raise ConfigError(
                 "two models are trained in fp16 under DeepSpeed",
                 "each has a loss scale of its own, and a loss of both can only have one",
                 'use mixed_precision="bf16"',
             )
         config = filled(self.wish, self.precision.name, self._scaling, inner)
-        groups = tuple(tuple(group["params"]) for group in optimizer.param_groups)
+        given = [] if optimizer is None else optimizer.param_groups
+        groups = tuple(tuple(group["params"]) for group in given)
         dtypes = {name: one.dtype for name, one in inner.state_dict().items() if _is_float(one)}
         if not any(hasattr(one, "ds_id") for one in inner.parameters()):
             inner.to(self.world.device)
@@ -113,9 +146,9 @@ class ZeroEngine(Engine):
         let_batch_norms_meet(inner, self.world.device)
         self.mix(model)
         engine, own = initialized(self.deepspeed, inner, optimizer, config, self.wish.config)
-        context.encoders[type(engine)] = _undressed
-        context.encoders[type(inner)] = _undressed
-        return Held(engine, own, optimizer, groups, dtypes)
+        context.encoders[type(engine)] = zero_parts.undressed
+        context.encoders[type(inner)] = zero_parts.undressed
+        return Held(engine, self.wish.zero_stage or 2, own, optimizer, groups, dtypes)
 
     def mix(self, model: nn.Module) -> nn.Module:
         """Let ``model``'s forward take what is not yet in this engine's precision."""
@@ -131,10 +164,11 @@ class ZeroEngine(Engine):
 
     def describe(self, model: nn.Module) -> str:
         """Say what became of ``model``."""
-        if self._of_model(model) is None:
+        held = self._of_model(model)
+        if held is None:
             return ""
-        stage = self.wish.zero_stage or 2
-        return f"ZeRO stage {stage} of DeepSpeed: {_WHAT[stage]} over {self.world.size} ranks"
+        what = _WHAT[held.stage if held.optimizer is not None else 0]
+        return f"ZeRO stage {held.stage} of DeepSpeed: {what} over {self.world.size} ranks"
 
     def schedule(self, scheduler: DummyScheduler) -> Any:
         """Make the scheduler that ``scheduler`` stands for."""
@@ -154,8 +188,8 @@ class ZeroEngine(Engine):
             self._pulse.enter(BACKWARD)
             self._pulse.quiet = True
         try:
-            if len(self._held) == 1:
-                self._held[0].engine.backward(loss, scale_wrt_gas=False, **kwargs)
+            if len(self._training) == 1:
+                self._training[0].engine.backward(loss, scale_wrt_gas=False, **kwargs)
             else:
                 loss.backward(**kwargs)  # type: ignore[no-untyped-call]
         finally:
@@ -172,12 +206,12 @@ class ZeroEngine(Engine):
         elif self._fed:
             zero_parts.forget_gradients(held.engine)
             self._closed.discard(id(held.optimizer))
-            self._fed = bool(len(self._held) > 1)
+            self._fed = len(self._training) > 1
 
     def forget_pending(self, model: nn.Module) -> None:
         """Drop what micro-batches of a window that will never be whole have left."""
         held = self._of_model(model)
-        if held is not None:
+        if held is not None and held.optimizer is not None:
             zero_parts.forget_gradients(held.engine)
             self._closed.discard(id(held.optimizer))
 
@@ -252,7 +286,7 @@ class ZeroEngine(Engine):
             return True, None
         self._close(held)
         self._closed.discard(id(held.optimizer))
-        self._fed = len(self._held) > 1
+        self._fed = len(self._training) > 1
         return zero_parts.update(held.engine), None
 
     def _close(self, held: Held) -> None:
@@ -317,7 +351,7 @@ class ZeroEngine(Engine):
         held = self._of_optimizer(optimizer)
         if held is None:
             return super().optimizer_state(optimizer)
-        return zero_parts.optimizer_state(held.engine, held.optimizer, held.groups, keep=True)
+        return zero_parts.optimizer_state(held.engine, optimizer, held.groups, keep=True)
 
     def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Give the optimizer's state as a checkpoint keeps it: whole, on the rank that writes.
@@ -327,7 +361,7 @@ class ZeroEngine(Engine):
         held = self._of_optimizer(optimizer)
         if held is None:
             return super().kept_optimizer_state(optimizer)
-        return zero_parts.optimizer_state(held.engine, held.optimizer, held.groups, self._keeps)
+        return zero_parts.optimizer_state(held.engine, optimizer, held.groups, self._keeps)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Load a whole state in torch's form; each rank takes its parts.
@@ -338,7 +372,11 @@ class ZeroEngine(Engine):
         if held is None:
             super().load_optimizer_state(optimizer, state)
             return
-        zero_parts.load_optimizer_state(held.engine, held.optimizer, held.groups, state)
+        zero_parts.load_optimizer_state(held.engine, optimizer, held.groups, state)
+
+    @property
+    def _training(self) -> list[Held]:
+        return [one for one in self._held if one.optimizer is not None]
 
     @property
     def _keeps(self) -> bool:
@@ -353,62 +391,5 @@ class ZeroEngine(Engine):
         return next((one for one in self._held if one.optimizer is optimizer), None)
 
 
-class CastForward(MixedForward):
-    """A forward whose floating inputs come in the compute dtype, as parameters are in it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward in the compute dtype."""
-        args, kwargs = map_tensors(self._cast, (args, kwargs))
-        return super().__call__(*args, **kwargs)
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.precision.dtype) if tensor.is_floating_point() else tensor
-
-
-def paired(parts: Parts) -> list[Optimizer | None]:
-    """Give for each model the optimizer that trains it; None where nobody does.
-
-    Errors: ConfigError for an optimizer without its model, and for two of one model.
-    """
-    owner = {id(one): i for i, model in enumerate(parts.models) for one in model.parameters()}
-    pairs: list[Optimizer | None] = [None] * len(parts.models)
-    for optimizer in parts.optimizers:
-        owners = {owner.get(id(one)) for group in optimizer.param_groups for one in group["params"]}
-        index = owners.pop() if len(owners) == 1 else None
-        if index is None or pairs[index] is not None:
-            raise ConfigError(
-                f"prepare() got {type(optimizer).__name__} without the one model that it trains",
-                "DeepSpeed takes a model and its optimizer together, one of each",
-                "write model, optimizer = accelerator.prepare(model, optimizer), in one call",
-            )
-        pairs[index] = optimizer
-    return pairs
-
-
-def scaling_of(scaler: torch.amp.GradScaler) -> dict[str, float]:
-    """Read how a loss scale starts and moves."""
-    return {"init_scale": scaler.get_scale(), "growth_interval": scaler.get_growth_interval()}
-
-
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _undressed(model: Any) -> Any:
-    """Give a model as it may travel: without DeepSpeed's hooks and marks."""
-    inner = getattr(model, "module", model) if hasattr(model, "zero_optimization") else model
-    if any(hasattr(one, "ds_id") for one in inner.parameters()):
-        raise RuntimeMisuse(
-            f"a model in shards ({type(inner).__name__}, ZeRO stage 3) was returned from a rank",
-            "this rank holds only its parts, and parts mean nothing outside the run",
-            "return accelerator.get_state_dict(model), called on all ranks: rank 0's is whole, and "
-            "load_state_dict takes it; or save_model(model, folder)",
-        )
-    for module in inner.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
-            for key, hook in list(hooks.items()):
-                if getattr(hook, "__module__", "").startswith("deepspeed"):
-                    del hooks[key]
-    for parameter in inner.parameters():
-        vars(parameter).clear()
-    return inner

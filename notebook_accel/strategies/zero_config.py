@@ -37,10 +37,8 @@ def filled(
     _set(config, "train_micro_batch_size_per_gpu", 1)
     config["gradient_accumulation_steps"] = 1
     config["managed_gradient_accumulation"] = False  # the runtime says when a window is over
-    if wish.gradient_clipping is not None:
-        config["gradient_clipping"] = wish.gradient_clipping
-    elif config.get("gradient_clipping") == AUTO:
-        del config["gradient_clipping"]
+    # Left out, DeepSpeed clips at 1: a run that nobody wanted clipped would be.
+    config["gradient_clipping"] = wish.gradient_clipping or 0.0
     _set(config, "steps_per_print", _QUIET)
     # The person's own optimizer steps, whichever it is and wherever its states lie.
     _set(config, "zero_allow_untested_optimizer", True)

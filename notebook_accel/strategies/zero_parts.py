@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks import watch
 
 Engine = Any  # deepspeed.DeepSpeedEngine: a package that may not be there
@@ -149,8 +150,7 @@ def whole_parameter(parameter: Any) -> Tensor:
         found: Tensor = safe_get_full_fp32_param(parameter).detach()
         return found
     with GatheredParameters([parameter]):
-        found = parameter.detach().clone()
-        return found
+        return torch.clone(parameter.detach())
 
 
 def model_state(model: nn.Module, dtypes: Mapping[str, torch.dtype], keep: bool) -> dict[str, Any]:
@@ -180,7 +180,6 @@ def load_model(engine: Engine, state: Mapping[str, Any], strict: bool) -> Any:
     Ranks: all ranks call it, with the same state.
     """
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters
-    from deepspeed.utils import safe_set_full_fp32_param
 
     model: nn.Module = engine.module
     names: dict[int, list[str]] = {}
@@ -210,8 +209,28 @@ def load_model(engine: Engine, state: Mapping[str, Any], strict: bool) -> Any:
     for key, alike in names.items():
         if key in trains and alike[0] in given:
             parameter = model.get_parameter(alike[0])
-            safe_set_full_fp32_param(parameter, given[alike[0]].float().to(engine.device))
+            _keep_piece(engine, parameter, given[alike[0]])
     return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+
+def undressed(model: Any) -> Any:
+    """Give a model as it may travel: without DeepSpeed's hooks and marks."""
+    inner = getattr(model, "module", model) if hasattr(model, "zero_optimization") else model
+    if any(hasattr(one, "ds_id") for one in inner.parameters()):
+        raise RuntimeMisuse(
+            f"a model in shards ({type(inner).__name__}, ZeRO stage 3) was returned from a rank",
+            "this rank holds only its parts, and parts mean nothing outside the run",
+            "return accelerator.get_state_dict(model), called on all ranks: rank 0's is whole, and "
+            "load_state_dict takes it; or save_model(model, folder)",
+        )
+    for module in inner.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            for key, hook in list(hooks.items()):
+                if getattr(hook, "__module__", "").startswith("deepspeed"):
+                    del hooks[key]
+    for parameter in inner.parameters():
+        vars(parameter).clear()
+    return inner
 
 
 # ── optimizers ────────────────────────────────────────────────────────────────────────────────
@@ -241,6 +260,8 @@ def optimizer_state(
     """
     from deepspeed.utils import safe_get_full_optimizer_state
 
+    if inner.state:
+        _link(engine)
     state: dict[int, Any] = {}
     number = {id(one): i for i, one in enumerate(one for group in groups for one in group)}
     for flat, members, _ in flats(engine):
@@ -269,8 +290,6 @@ def load_optimizer_state(
 
     Ranks: all ranks call it, with the same state.
     """
-    from deepspeed.utils import safe_set_full_optimizer_state
-
     number = {id(one): i for i, one in enumerate(one for group in groups for one in group)}
     for group, saved in zip(inner.param_groups, tree["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
@@ -279,8 +298,7 @@ def load_optimizer_state(
         fields: dict[str, Any] = {}
         for one in members:
             for name, value in entries.get(number[id(one)], {}).items():
-                is_piece = isinstance(value, Tensor) and value.numel() == _size(one) > 1
-                fields[name] = torch.zeros_like(flat) if is_piece else value
+                fields[name] = torch.zeros_like(flat) if _is_like(one, name, value) else value
         if fields:
             inner.state[flat] = fields
     if not inner.state:  # saved before the first step
@@ -289,15 +307,35 @@ def load_optimizer_state(
     for _, members, _ in flats(engine):
         for one in members:
             for name, value in entries.get(number[id(one)], {}).items():
-                if isinstance(value, Tensor) and value.numel() == _size(one) > 1:
-                    safe_set_full_optimizer_state(one, value.float().to(engine.device), name)
+                if _is_like(one, name, value):
+                    _keep_piece(engine, one, value, name)
 
 
-def _size(parameter: Any) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+def _keep_piece(engine: Engine, parameter: Any, whole: Tensor, field: str | None = None) -> None:
+    """Keep this rank's piece of the float32 copy of ``parameter``, or of a ``field`` of its state.
+
+    Stage 3 pads pieces to one size, which DeepSpeed's function for whole tensors forgets.
+    """
+    value = whole.detach().float().to(engine.device)
+    if not hasattr(parameter, "ds_id"):
+        parameter.set_full_hp_param(value, field)
+        return
+    size = parameter.ds_tensor.numel()
+    start = size * engine.optimizer._get_param_partition_rank(parameter)
+    piece = torch.zeros(size, device=value.device)
+    held = value.flatten()[start : start + size]
+    piece[: held.numel()] = held
+    engine.optimizer.set_local_hp_param(piece, parameter, field)
+
+
+def _is_like(parameter: Any, name: str, value: Any) -> bool:
+    """Whether a field of an optimizer's state has an element for each of ``parameter``."""
+    shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+    return isinstance(value, Tensor) and tuple(value.shape) == shape and name != "step"
 
 
 def _link(engine: Engine) -> None:
+    """Let parameters find their states: DeepSpeed does it when the first group has some."""
     zero = engine.optimizer
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._hp_optimizer_states_linked = False

@@ -10,16 +10,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from notebook_accel.config.deepspeed_file import AUTO
 from notebook_accel.config.environment import patch_environment
 from notebook_accel.config.installed import is_installed, version_of
 from notebook_accel.errors import ConfigError, MissingPackage
+from notebook_accel.ranks.collectives import map_tensors
 from notebook_accel.ranks.world import World
+from notebook_accel.strategies.base import Parts
 from notebook_accel.strategies.dummies import DummyOptim, DummyScheduler
+from notebook_accel.strategies.precision import MixedForward
 
 _LOGGER = "DeepSpeed"
 _OLDER_NAMES = ("all_gather_into_tensor", "reduce_scatter_tensor")  # of torch's, which it calls
@@ -62,20 +66,44 @@ def deepspeed_on(world: World) -> Any:
     return deepspeed
 
 
+def paired(parts: Parts) -> list[Optimizer | None]:
+    """Give for each model the optimizer that trains it; None where nobody does.
+
+    Errors: ConfigError for an optimizer without its model, and for two of one model.
+    """
+    owner = {id(one): i for i, model in enumerate(parts.models) for one in model.parameters()}
+    pairs: list[Optimizer | None] = [None] * len(parts.models)
+    for optimizer in parts.optimizers:
+        owners = {owner.get(id(one)) for group in optimizer.param_groups for one in group["params"]}
+        index = owners.pop() if len(owners) == 1 else None
+        if index is None or pairs[index] is not None:
+            raise ConfigError(
+                f"prepare() got {type(optimizer).__name__} without the one model that it trains",
+                "DeepSpeed takes a model and its optimizer together, one of each",
+                "write model, optimizer = accelerator.prepare(model, optimizer), in one call",
+            )
+        pairs[index] = optimizer
+    return pairs
+
+
 def initialized(
     deepspeed: Any,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     config: dict[str, Any],
     asked: Mapping[str, Any],
-) -> tuple[Any, Optimizer]:
+) -> tuple[Any, Optimizer | None]:
     """Give ``model`` and ``optimizer`` into DeepSpeed's hands; gives its engine, and who steps.
+
+    Without an optimizer the model only answers.
 
     Errors: ConfigError where the configuration and ``optimizer`` do not fit.
     """
     section = asked.get("optimizer")
     given: dict[str, Any] = {"optimizer": optimizer}
-    if isinstance(optimizer, DummyOptim):
+    if optimizer is None:
+        given = {}
+    elif isinstance(optimizer, DummyOptim):
         config = {**config, "optimizer": _optimizer_section(section, optimizer)}
         given = {"model_parameters": optimizer.param_groups}
     elif section is not None:
@@ -97,7 +125,7 @@ def initialized(
                 f"{config['zero_optimization']['stage']} of {type(model).__name__}",
                 "change what it names in the configuration",
             ) from reason
-    return engine, engine.basic_optimizer
+    return engine, None if optimizer is None else engine.basic_optimizer
 
 
 def _first_lines(reason: Exception) -> str:
@@ -186,3 +214,20 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
+
+
+def scaling_of(scaler: torch.amp.GradScaler) -> dict[str, float]:
+    """Read how a loss scale starts and moves."""
+    return {"init_scale": scaler.get_scale(), "growth_interval": scaler.get_growth_interval()}
+
+
+class CastForward(MixedForward):
+    """A forward whose floating inputs come in the compute dtype, as parameters are in it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward in the compute dtype."""
+        args, kwargs = map_tensors(self._cast, (args, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.precision.dtype) if tensor.is_floating_point() else tensor

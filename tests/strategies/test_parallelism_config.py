@@ -9,7 +9,7 @@ import pytest
 from notebook_accel import Accelerator, FullyShardedDataParallelPlugin, notebook_launcher
 from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline, TensorParallel
-from notebook_accel.errors import ConfigError, NotHere
+from notebook_accel.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,6 @@ def test_a_product_that_is_not_the_world_is_refused() -> None:
 def test_sizes_count_ranks(name: str, size: Any) -> None:
     with pytest.raises(ConfigError, match="counts ranks along one axis"):
         ParallelismConfig(**{name: size})
-
-
-def test_what_divides_sequences_comes_later_and_says_so() -> None:
-    with pytest.raises(NotHere, match="sequences are not divided over ranks yet"):
-        ParallelismConfig(cp_size=2)
 
 
 def test_stages_too_are_an_axis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +110,3 @@ def test_a_plugin_that_is_none_is_refused() -> None:
         Accelerator(cpu=True, fsdp_plugin="full_shard")
     assert error.value.what == "fsdp_plugin='full_shard' is no FullyShardedDataParallelPlugin"
     assert "fsdp_plugin=FullyShardedDataParallelPlugin(...)" in error.value.fix
-
-
-def test_a_plugin_that_comes_later_is_refused_by_its_argument() -> None:
-    with pytest.raises(NotHere) as error:
-        Accelerator(cpu=True, torch_tp_plugin=object())
-    assert "Accelerator(torch_tp_plugin=" in error.value.what
