@@ -154,11 +154,11 @@ class SequenceEngine(Engine):
             finally:
                 self._cut_length = None
 
-    def _lengths(self) -> set[int]:
-        """How long parts are now; nothing where sequences are whole."""
+    def _lengths(self) -> set[int] | None:
+        """How long parts are now; None where sequences are whole."""
         if self._sequence.cut == "context":
-            return set() if self._cut_length is None else {self._cut_length}
-        return {one.length for one in self._cutters} | {0}
+            return None if self._cut_length is None else {self._cut_length}
+        return {one.length for one in self._cutters if one.length}
 
     # ── gradients ─────────────────────────────────────────────────────────────────────────────
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from notebook_accel.errors import ConfigError, RuntimeMisuse
-from notebook_accel.ranks import watch
 
 _NAME = "scaled_dot_product_attention"
 _plain = F.scaled_dot_product_attention
@@ -100,7 +99,7 @@ def gather_keys(
     if is_causal and rank:
         seen = (rank + 1) * num_own
         key, value = key.narrow(-2, 0, seen), value.narrow(-2, 0, seen)
-        mask, is_causal = causal_lower_right(num_own, seen), False
+        mask, is_causal = _causal_at_end(num_own, seen, query.device), False
     elif is_causal:
         key, value = key.narrow(-2, 0, num_own), value.narrow(-2, 0, num_own)
     with _in_place(_plain):  # torch's causal biases know their attention by its name
@@ -179,7 +178,7 @@ class _Whole(torch.autograd.Function):
         ctx.dim, ctx.group = dim, group
         own = tensor.contiguous()
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-        watch.all_gather(parts, own, group=group)
+        dist.all_gather(parts, own, group=group)
         return torch.cat(parts, dim)
 
     @staticmethod
@@ -192,7 +191,7 @@ class _Whole(torch.autograd.Function):
 def _exchanged(rows: Tensor, group: Any) -> Tensor:
     rows = rows.contiguous()
     come = torch.empty_like(rows)
-    dist.all_to_all_single(come, rows, group=group)  # noted by ``ranks.raw``, by torch's own name
+    dist.all_to_all_single(come, rows, group=group)
     return come
 
 
@@ -210,6 +209,14 @@ def _to_tokens(tensor: Tensor, group: Any) -> Tensor:
     rows = torch.unflatten(tensor, 2, (size, -1)).movedim(2, 0)  # [N, B, H/N, S/N, D]
     come: Tensor = _Exchange.apply(rows, group)  # type: ignore[no-untyped-call]
     return come.movedim(0, 1).flatten(1, 2)
+
+
+def _causal_at_end(num_own: int, seen: int, device: torch.device) -> Any:
+    """Give the causal mask of the last ``num_own`` of ``seen`` tokens."""
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        return causal_lower_right(num_own, seen)  # which flash kernels know
+    square = torch.ones(num_own, seen, dtype=torch.bool, device=device)
+    return square.tril(seen - num_own)
 
 
 def _whole_mask(mask: Tensor | None, query: Tensor, key: Tensor, group: Any) -> Tensor | None:

@@ -27,12 +27,12 @@ _CLOSE, _ROUGH = 2e-3, 6e-2  # how much of an output's size rounding may change,
 class Sharing:
     """How one engine's models share sequences.
 
-    ``lengths`` gives the lengths that parts have now, none where sequences are whole; ``checks``
+    ``lengths`` gives the lengths that parts have now, None where sequences are whole; ``checks``
     says whether models are tried at their first call.
     """
 
     def __init__(
-        self, group: Group, exchange: str, checks: bool, lengths: Callable[[], set[int]]
+        self, group: Group, exchange: str, checks: bool, lengths: Callable[[], set[int] | None]
     ) -> None:
         self.group = group
         self.exchange = exchange
@@ -63,11 +63,11 @@ class SequenceForward(MixedForward):
         Errors: RuntimeMisuse for what is no part of a sequence, and for a model that computes
         otherwise with parts.
         """
-        length = _length([args, kwargs])
-        if kwargs.get("past_key_values") is not None or not self.sharing.lengths():
+        length, lengths = _length([args, kwargs]), self.sharing.lengths()
+        if kwargs.get("past_key_values") is not None or lengths is None:
             return super().__call__(*args, **kwargs)  # text is generated, or sequences are whole
-        if length is None or length not in self.sharing.lengths():
-            raise self._not_a_part(length)
+        if length is None or length not in lengths:
+            raise self._not_a_part(length, lengths)
         if self._untried:
             self._untried = False
             self._try(length, args, kwargs)
@@ -157,12 +157,13 @@ class SequenceForward(MixedForward):
             "is, write SequenceParallel(check=False)",
         )
 
-    def _not_a_part(self, length: int | None) -> RuntimeMisuse:
-        name, lengths = type(self.forward.__self__).__name__, sorted(self.sharing.lengths())
-        known = " or ".join(map(str, lengths))
+    def _not_a_part(self, length: int | None, lengths: set[int]) -> RuntimeMisuse:
+        name = type(self.forward.__self__).__name__
+        given = "no sequence" if length is None else f"{length} tokens"
+        known = f"the parts of a sequence have {' or '.join(map(str, sorted(lengths)))}"
         return RuntimeMisuse(
-            f"{name} was given {'no sequence' if length is None else f'{length} tokens'}, where "
-            f"the parts of a sequence have {known}",
+            f"{name} was given {given}, where "
+            f"{known if lengths else 'no prepared loader has given a part yet'}",
             "a rank has a part of each sequence: parts that are shortened or shifted in the loop "
             "miss tokens at their ends, and other sequences are no parts",
             "shift inputs and targets against each other before they are cut, in the dataset or "

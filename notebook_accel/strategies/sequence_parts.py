@@ -139,9 +139,9 @@ class Cutter:
     def _check_fixed(self, length: int) -> None:
         if self._fixed not in (None, length):
             raise RuntimeMisuse(
-                f"sequences of {length} tokens, where sp_seq_length={self._fixed}",
-                "with sp_seq_length_is_variable=False all have that length",
-                "pad them to it, or write sp_seq_length_is_variable=True",
+                f"sequences of {length} tokens, where all have length={self._fixed}",
+                "one length was promised (sp_seq_length with sp_seq_length_is_variable=False)",
+                "pad sequences to it, or leave length out",
             )
 
     def _padded(self, batch: Any) -> Any:
