@@ -48,4 +48,5 @@ def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 def _here(one: Tensor) -> int:
     part = one.to_local() if isinstance(one, DTensor) else one
-    return part.numel() * part.element_size()
+    # What was let go has its shape still, and nothing behind it.
+    return 0 if part.is_meta else min(part.nbytes, part.untyped_storage().nbytes())

@@ -40,7 +40,7 @@ def test_estimate_memory_as_json_gives_bytes(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["weights"]["float32"] == {"layer": 880, "total": 1300, "training": 5200}
     assert list(found["weights"]) == ["float32", "int4"]
-    (row,) = found["training"]["1"]
+    row = found["training"]["1"][0]
     assert (row["weights"], row["optimizer"], row["activations"]) == (1300, 2600 + 4 * 4, 0)
     assert found["sizes"]["activations"] is None and "--input_shape" in found["sizes"]["why"]
 

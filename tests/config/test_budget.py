@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from notebook_accel.config.budget import Training, budget, first_blocks, zero
+from notebook_accel.config.deepspeed import DeepSpeed
+from notebook_accel.config.megatron import Megatron
 from notebook_accel.config.offers import offers
+from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.sizes import Kept, Sizes, Weight
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline, SingleDevice, Strategy, TensorParallel
 from notebook_accel.errors import ConfigError
@@ -85,11 +88,30 @@ def test_the_first_stage_of_a_pipeline_keeps_every_micro_batch_and_the_last_only
     """Narayanan et al. 2021, section 2.2: 1F1B keeps S micro-batches on the first stage."""
     one = budget(Pipeline(stages=2, num_microbatches=4), NET, Training(2))
     assert one is not None
-    assert one.weights == 2400  # every rank keeps all of them
-    # The second stage has 300 numbers and keeps (50 + 10) / 4; the first 300 and 30 * 2 / 4.
-    assert (one.gradients, one.activations) == (1200, 15)
+    # The second stage has 300 numbers and keeps a quarter of 50 and 10; the first keeps 30 * 2 / 4.
+    assert (one.weights, one.gradients, one.activations) == (1200, 1200, 15)
     gpipe = budget(Pipeline(stages=2, num_microbatches=4, schedule="gpipe"), NET, Training(2))
     assert gpipe is not None and gpipe.activations == 60
+    shards = budget(Pipeline(stages=2, inside=FSDP()), NET, Training(4))
+    assert shards is not None and shards.weights == 600
+
+
+def test_sequence_parallelism_divides_activations_and_megatron_is_what_serves_it() -> None:
+    whole, part = (budget(one, NET, Training(2)) for one in (FSDP(), SequenceParallel(data=FSDP())))
+    assert whole is not None and part is not None
+    assert (part.activations, part.weights) == (45, whole.weights)
+    assert budget(Megatron(pp_degree=2), NET, Training(2)) == budget(
+        Pipeline(stages=2), NET, Training(2)
+    )
+
+
+def test_deepspeed_is_counted_by_its_stage_and_what_is_offloaded() -> None:
+    for wish, counted in (
+        (DeepSpeed(zero_stage=3), zero(3, NET, Training(2))),
+        (DeepSpeed(offload_optimizer="cpu"), zero(2, NET, Training(2), on_host=True)),
+        (DeepSpeed(zero_stage=3, offload_param="cpu"), zero(3, NET, Training(2), True, True)),
+    ):
+        assert budget(wish, NET, Training(2)) == counted
 
 
 def test_stages_begin_at_about_equal_shares_of_numbers() -> None:
