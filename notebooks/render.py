@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 CELL_TIMEOUT_S = 300
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _TO_NOTEBOOK = re.compile(r"(\]\((?!\w+://)[^)#]+)\.ipynb(?=[)#])")
+_TO_DOCS = re.compile(r"\]\(\.\./\.\./docs/([^)#]+)\.md(?=[)#])")  # the site's pages are folders
 
 
 def sources() -> list[Path]:
@@ -57,7 +58,8 @@ def page_of(notebook: Any) -> str:
     shown = nbformat.from_dict(notebook)
     for cell in shown.cells:
         if cell.cell_type == "markdown":
-            cell.source = _TO_NOTEBOOK.sub(r"\1.html", cell.source)
+            text = _TO_NOTEBOOK.sub(r"\1.html", cell.source)
+            cell.source = _TO_DOCS.sub(r"](../../\1/index.html", text)
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(_WIDGET, None)
     exporter = HTMLExporter(template_name="page", extra_template_basedirs=[str(HERE)])

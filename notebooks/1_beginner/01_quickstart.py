@@ -264,4 +264,6 @@ print(again[0], again[1])
 #
 # ## What next
 #
-# Take a loop of your own, move it into `main()`, and change the four lines.
+# * Take a loop of your own, move it into `main()`, and change the four lines.
+# * [Pick the chip that does the work](02_devices.ipynb): what "device" means.
+# * [One loop for any hardware](03_one_loop.ipynb): why four lines are enough.

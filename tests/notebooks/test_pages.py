@@ -24,11 +24,15 @@ def code(source, outputs=(), **metadata):
 
 
 def test_links_to_notebooks_become_links_to_pages(render):
-    text = "# Lesson\n\n[a](02_b.ipynb) [c](../2_d/01_e.ipynb#f) [g](https://h.org/i.ipynb)"
+    text = (
+        "# Lesson\n\n[a](02_b.ipynb) [c](../2_d/01_e.ipynb#f) [g](https://h.org/i.ipynb)"
+        " [j](../../docs/k/l.md)"
+    )
     page = render.page_of(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)]))
     assert 'href="02_b.html"' in page
     assert 'href="../2_d/01_e.html#f"' in page
     assert 'href="https://h.org/i.ipynb"' in page
+    assert 'href="../../k/l/index.html"' in page, "a page of the site beside the notebooks"
     assert "<title>Lesson</title>" in page
 
 

@@ -1,0 +1,232 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Read the live plot
+#
+# **What you will see:** the curve of a run that learns well, of one that is too careful, of one that is
+# too bold, and of one that breaks; and what to change in each case.
+#
+# **You need:** [one loop for any hardware](03_one_loop.ipynb). Seven minutes to read, fifteen seconds
+# to run.
+
+# %% [markdown]
+# ## 1. What the plot shows
+#
+# While a run goes on, its cell shows a picture. You write no code for it. It has four parts:
+#
+# * **the line at the top**: where the run is, how fast it goes, how long it will take,
+# * **the curve**: how wrong the network is, step by step. This number is the **loss**. Down is good,
+# * **a line for each worker**: how far it is, how much memory it uses, whether it waits,
+# * **a red mark**, if something needs you now.
+#
+# We teach a network to read digits again. The only thing that changes from run to run is the
+# **learning rate**: how far the knobs are turned at each step.
+
+# %%
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_accel import Accelerator, notebook_launcher
+
+digits = load_digits()
+pictures = torch.tensor(digits.data, dtype=torch.float32) / 16
+labels = torch.tensor(digits.target)
+to_learn = TensorDataset(pictures[:1500], labels[:1500])
+exam_pictures, exam_labels = pictures[1500:], labels[1500:]
+
+
+def learn(learning_rate, rounds=6):
+    accelerator = Accelerator()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    loader = DataLoader(to_learn, batch_size=16, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+    for _ in range(rounds):
+        for picture, label in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(picture), label)
+            accelerator.backward(loss)
+            optimizer.step()
+        with torch.no_grad():
+            guess = model(exam_pictures.to(accelerator.device)).argmax(dim=1).cpu()
+        accelerator.log({"accuracy": (guess == exam_labels).float().mean().item()})
+
+
+# %% [markdown]
+# ## 2. A good curve
+#
+# `accelerator.log({"accuracy": ...})` adds a second curve: the part of the exam pictures that the
+# network reads correctly. The exam pictures are never used for learning.
+
+# %%
+good = notebook_launcher(learn, args=(0.3,), num_processes=2, device="auto-or-cpu")
+
+# %% [markdown]
+# Read it from left to right. At first the network guesses among ten digits: the loss is about 2.3. It
+# falls fast, then more and more slowly. The curve trembles, because each step sees other pictures. The
+# accuracy rises at the same time. **Down fast, then flat, with the accuracy going up: leave it alone.**
+
+# %%
+losses, accuracy = good.history["loss"], good.history["accuracy"]
+
+assert losses[-1] < losses[0] / 2, "The loss fell by more than half."
+assert accuracy[-1] > accuracy[0], "And the exam went better each time, on the whole."
+print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}, accuracy {accuracy[-1]:.0%}")
+
+# %% [markdown]
+# ## 3. Too careful
+#
+# Now the knobs are turned a hundred times less at each step.
+#
+# **Before you run:** what will the curve look like?
+#
+# * a. the same, only smoother
+# * b. it falls so slowly that it is still near 2.3 at the end
+# * c. it goes up
+
+# %%
+guess = None  # write "a", "b" or "c"
+
+
+# %%
+def compare(guess, truth):
+    """Say whether a guess is right; without one, only say what is."""
+    if guess is None:
+        return f"It is {truth}. Next time, guess first!"
+    return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
+
+
+careful = notebook_launcher(learn, args=(0.003,), num_processes=2, device="auto-or-cpu")
+
+end = sum(careful.history["loss"][-20:]) / 20
+print(compare(guess, "c" if end > 2.5 else "b" if end > 1.5 else "a"))
+
+# %% [markdown]
+# **A curve that falls in a straight, gentle line has not arrived.** Turn the knobs further (a larger
+# learning rate) or let it run longer.
+#
+# ## 4. Too bold
+#
+# And now three hundred times more than in the good run.
+
+# %%
+bold = notebook_launcher(learn, args=(90.0,), num_processes=2, device="auto-or-cpu")
+
+# %% [markdown]
+# The loss jumped up instead of going down: each step turned the knobs so far that the network got
+# worse. The accuracy is that of guessing, about 10 %. You need not wait for the end of such a run:
+# **press the square stop button**, make the learning rate ten times smaller, and launch again. What
+# was learned until then is kept.
+
+# %%
+highest = max(bold.history["loss"])
+assert highest > 10, "Guessing would be 2.3. This is far worse than guessing."
+print(f"the loss went up to {highest:,.0f}")
+
+# %% [markdown]
+# ## 5. The red mark
+#
+# One of the 1,500 pictures is damaged: a dot in it is no number. Everything else is as in the good run.
+# Watch the line above the picture.
+
+# %%
+damaged = pictures.clone()
+damaged[700, 0] = float("nan")  # "not a number"
+to_learn = TensorDataset(damaged[:1500], labels[:1500])
+
+broken = notebook_launcher(learn, args=(0.3,), num_processes=2, device="auto-or-cpu")
+
+to_learn = TensorDataset(pictures[:1500], labels[:1500])  # the good pictures again
+
+# %% [markdown]
+# The mark says what happened (`loss is nan`), at which step, and to which worker (*rank* is the
+# worker's number). Up to that step all went well. Then the damaged picture came, and every number that
+# it touched became "not a number" as well. Look for the cause in what that worker read at that step.
+
+# %%
+from math import isnan
+
+first_bad = next(step for step, loss in enumerate(broken.history["loss"]) if isnan(loss))
+assert isnan(broken.history["loss"][-1]), "A broken network does not recover."
+print(f"{first_bad} good steps, then none")
+
+# %% [markdown]
+# ## 6. Side by side
+#
+# Every run is kept on record, also the ones that failed. `runs.compare` draws them into one picture.
+
+# %%
+from notebook_accel import runs
+
+runs.compare(good, careful)
+
+# %% [markdown]
+# The record is there tomorrow as well. `runs.list()` shows all of them, `good.show()` shows the picture
+# of one again, and `good.report("report.html")` writes it into a page that you can send to somebody.
+
+# %% [markdown]
+# ## Exercises
+#
+# **1.** A colleague shows you a curve. The loss falls in the first 50 steps and is flat from then on.
+# The accuracy is 35 % and does not rise. What do you advise?
+#
+# * a. wait longer
+# * b. change something: a larger network, other learning rate, better data
+# * c. it is perfect
+
+# %%
+answer = None  # write "a", "b" or "c"
+
+# %%
+print(compare(answer, "b"))
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+answer = "b"  # flat means that waiting brings nothing; 35 % means that it is not good yet
+assert compare(answer, "b").startswith("Yes")
+
+# %% [markdown]
+# **2.** Find a learning rate that is better than 0.003 and worse than 0.3. Change the number, run both
+# cells, and look where your curve lies.
+
+# %%
+mine = 0.03
+
+# %%
+tried = notebook_launcher(learn, args=(mine,), num_processes=2, device="auto-or-cpu")
+last = sum(tried.history["loss"][-20:]) / 20
+best = sum(good.history["loss"][-20:]) / 20
+print("in between" if best < last < end else "not in between: try another number")
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+assert best < last < end  # 0.03 does it: ten times more than careful, ten times less than good
+
+# %% [markdown]
+# ## Remember
+#
+# * Down fast, then flat, and the accuracy rises: good.
+# * A straight gentle slope: too careful. Use a larger learning rate, or wait.
+# * Up: too bold. Press stop, use a smaller learning rate.
+# * A red mark: something broke at that step, on that worker. Look at the data.
+#
+# ## What next
+#
+# * [Save and use your model](06_saving.ipynb): it has learned something, so keep it.
