@@ -30,7 +30,7 @@ from notebook_accel.strategies.holdings import Holdings
 from notebook_accel.strategies.layout import mesh_of_stages
 from notebook_accel.strategies.precision import Precision, plain_forward
 from notebook_accel.strategies.staged import Staged
-from notebook_accel.strategies.staged_model import StagedForward, watch_states
+from notebook_accel.strategies.staged_model import StagedForward, refuse_of_another, watch_states
 
 
 class PipelineEngine(Engine):
@@ -103,7 +103,9 @@ class PipelineEngine(Engine):
 
     def mix(self, model: nn.Module) -> nn.Module:
         """Let ``model`` run in stages, and each in this engine's precision."""
-        inner = plain_forward(uncompiled(model))
+        inner = uncompiled(model)
+        refuse_of_another(inner, self)
+        plain_forward(inner)
         if id(inner) not in self._models:
             self._models[id(inner)] = self._cut(inner)
             watch_states(inner, self)
@@ -140,6 +142,9 @@ class PipelineEngine(Engine):
         self._moved.update(moved)
         for optimizer in self._optimizers:
             self._follow(optimizer)
+            if optimizer.state and self.world.device.type != "cpu":
+                # Reloading its own state moves it to where the parameters are now.
+                optimizer.load_state_dict(optimizer.state_dict())
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Let ``optimizer`` train what this rank has, and know nothing of what others have."""

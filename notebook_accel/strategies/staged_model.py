@@ -91,6 +91,21 @@ def watch_states(model: nn.Module, engine: Stages) -> None:
     model.register_load_state_dict_post_hook(Hook(others.forgive))  # type: ignore[no-untyped-call]
 
 
+def refuse_of_another(model: nn.Module, engine: Stages) -> None:
+    """Refuse a model of which another engine has let go.
+
+    Errors: RuntimeMisuse.
+    """
+    other = _engine(model)
+    if other is not None and other is not engine and other.is_divided(model):
+        raise RuntimeMisuse(
+            f"{type(model).__name__} is in the stages of another Accelerator",
+            "this rank holds only some of its parameters",
+            "build the model again; get_state_dict(model) of that Accelerator, on all ranks, "
+            "gives its state",
+        )
+
+
 def _engine(model: nn.Module) -> Stages | None:
     forward = vars(model).get("forward")
     return forward.engine if isinstance(forward, StagedForward) else None

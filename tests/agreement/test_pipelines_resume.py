@@ -21,17 +21,25 @@ WAYS: dict[str, tuple[int, Strategy]] = {
 }
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_from_any_pipeline_and_in_any(tmp_path: Path) -> None:
-    saved: dict[str, Path] = {}
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[float]]]:
+    root, found = tmp_path_factory.mktemp("saved"), {}
     for name, (size, strategy) in WAYS.items():
-        saved[name] = tmp_path / name.replace(" ", "-")
-        run = notebook_launcher(trains_and_saves, (strategy, saved[name]), size, device="cpu")
-        if name == "one device":
-            never_stopped = run[0][3:]
-        assert run[0][3:] == pytest.approx(never_stopped, abs=1e-5), name
-    for name, (size, strategy) in WAYS.items():
-        folders = [*saved.values()]
-        run = notebook_launcher(loads_and_goes_on, (strategy, folders), size, device="cpu")
-        for source, found in zip(saved, run[0], strict=True):
-            assert found == pytest.approx(never_stopped, abs=1e-5), (source, name)
+        folder = root / name.replace(" ", "-")
+        run = notebook_launcher(trains_and_saves, (strategy, folder), size, device="cpu")
+        found[name] = (folder, run[0][3:])
+    return found
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_run_goes_on_from_any_pipeline_and_in_any(saved: dict, name: str) -> None:
+    never_stopped = saved["one device"][1]
+    assert saved[name][1] == pytest.approx(never_stopped, abs=1e-5)
+    size, strategy = WAYS[name]
+    folders = [folder for folder, _ in saved.values()]
+    run = notebook_launcher(loads_and_goes_on, (strategy, folders), size, device="cpu")
+    for source, found in zip(saved, run[0], strict=True):
+        assert found == pytest.approx(never_stopped, abs=1e-5), source

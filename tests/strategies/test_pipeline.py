@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from notebook_accel import Accelerator, notebook_launcher, prepare_pippy
-from notebook_accel.config.wishes import DDP, FSDP, Pipeline, TensorParallel
+from notebook_accel.config.wishes import DDP, FSDP, Pipeline
 from notebook_accel.errors import ConfigError, Explained, LaunchError, RunInterrupted
-from notebook_accel.ranks.shards import local
 from notebook_accel.strategies import stages
-from tests.agreement.test_strategies_agree import PLAN, Net
+from tests.agreement.test_strategies_agree import Net
 
 X = torch.arange(24.0).view(6, 4) / 24
 Y = torch.arange(6.0)[:, None]
@@ -367,78 +366,3 @@ def test_four_stages_train_as_one_device_does(schedule: str) -> None:
         assert told == pytest.approx(expected[: len(told)], abs=1e-5)
     assert len(run[0]) == len(expected)
     assert len(run.history["loss"]) == 5
-
-
-def places(strategy: Any) -> list[Any]:
-    accelerator = Accelerator(cpu=True, strategy=strategy)
-    torch.manual_seed(0)
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    before = num_bytes(model)
-    accelerator.forward_backward(model, (X, Y), mse)
-    optimizer.step()
-    ranks = [
-        accelerator.data_parallel_rank,
-        accelerator.data_parallel_shard_rank,
-        accelerator.pipeline_parallel_rank,
-        accelerator.tensor_parallel_rank,
-    ]
-    states = [one for entry in optimizer.state.values() for one in entry.values()]
-    held = sum(local(one).nbytes for one in states if one.dim())
-    return [ranks, num_bytes(model) / before, held / 2 / before]
-
-
-def num_bytes(model: nn.Module) -> int:
-    return sum(local(one).untyped_storage().nbytes() for one in model.parameters())
-
-
-def test_ranks_know_their_places_and_hold_their_parts_only() -> None:
-    one_stage = launch(places, Pipeline())
-    assert [ranks for ranks, _, _ in one_stage] == [[0, 0, 0, 0], [0, 0, 1, 0]]
-    for _, parameters, states in one_stage:
-        assert parameters == pytest.approx(1 / 2, abs=0.15)  # and a number for each that is absent
-        assert states == pytest.approx(1 / 2, abs=0.1)
-    inside = TensorParallel(plan=PLAN)
-    divided = launch(places, Pipeline(inside=inside), size=4)
-    expected = [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 1, 1]]
-    assert [ranks for ranks, _, _ in divided] == expected
-    in_parts = launch(places, Pipeline(inside=FSDP()), size=4)
-    expected = [[0, 0, 0, 0], [0, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
-    assert [ranks for ranks, _, _ in in_parts] == expected
-    for _, parameters, states in [*divided, *in_parts]:
-        assert parameters == pytest.approx(1 / 4, abs=0.17)
-        assert states == pytest.approx(1 / 4, abs=0.1)
-
-
-def loads() -> dict[str, Any]:
-    accelerator = Accelerator(cpu=True, strategy=Pipeline())
-    torch.manual_seed(0)
-    plain = Net()
-    model = accelerator.prepare(Net())
-    accelerator.forward_backward(model, (X, Y), mse)
-    own = accelerator.unwrap_model(model)
-    told = {"nothing": bool(own.enter.weight.isnan().all() or own.leave.weight.isnan().all())}
-    own.load_state_dict(plain.state_dict())
-    told["loaded"] = torch.allclose(model.eval()(X), plain(X))
-    state = plain.state_dict()
-    short = {name: one for name, one in state.items() if name != "enter.bias"}
-    told["missing"] = complaint(lambda: own.load_state_dict(short))
-    told["shape"] = complaint(lambda: own.load_state_dict({**state, "leave.bias": torch.ones(3)}))
-    return told
-
-
-def complaint(function: Callable[[], Any]) -> str:
-    try:
-        function()
-    except RuntimeError as error:
-        return str(error)
-    return "nothing"
-
-
-def test_a_whole_state_is_loaded_by_every_rank_and_complained_of_by_every_rank() -> None:
-    for told in launch(loads):
-        assert told["nothing"]
-        assert told["loaded"]
-        assert "Missing key(s)" in told["missing"] and "enter.bias" in told["missing"]
-        assert "size mismatch for leave.bias" in told["shape"]
