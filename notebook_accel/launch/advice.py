@@ -91,10 +91,16 @@ class Advice:
             said.append("nothing fits: a smaller batch, more devices, or a leaner optimizer")
         return tuple(said)
 
+    def _rows(self, scale: float) -> list[list[str]]:
+        best = self.best
+        return [
+            _cells(one, scale, self.sizes, is_best=one.strategy is best) for one in self.estimates
+        ]
+
     def __repr__(self) -> str:
         unit, scale = _unit(self.estimates)
         head = ["", f"{unit} on a rank", *_COLUMNS, "fits"]
-        rows = [head, *(_cells(one, scale, self.sizes) for one in self.estimates)]
+        rows = [head, *self._rows(scale)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []
         for row in rows:
@@ -117,10 +123,10 @@ class Advice:
             "<tr>"
             + "".join(
                 f'<td style="{_LEFT if n in (0, 1, 8, 9) else _RIGHT}">{escape(cell)}</td>'
-                for n, cell in enumerate([*_cells(one, scale, self.sizes), one.why])
+                for n, cell in enumerate([*cells, one.why])
             )
             + "</tr>"
-            for one in self.estimates
+            for one, cells in zip(self.estimates, self._rows(scale), strict=True)
         )
         notes = "".join(f"<p style='margin:.2em 0'>note: {escape(one)}</p>" for one in self.notes)
         code = f"<pre><code>{escape(self.code)}</code></pre>" if self.code else ""
@@ -168,7 +174,7 @@ def advise(
     others: list[Estimate] = []
     for one in offers(sizes, training.num_ranks):
         memory = budget(one.wish, sizes, training)
-        if memory is not None:
+        if memory is not None and not (memory.host and found.shares_host):
             made = _estimate(one, memory, found)
             (fitting if made.fits else others).append(made)
     others.sort(key=lambda one: one.memory.total)
@@ -181,7 +187,7 @@ def written(wish: Strategy) -> str:
     for one in fields(wish):
         usual = one.default if one.default_factory is MISSING else one.default_factory()
         value = getattr(wish, one.name)
-        if value != usual:
+        if value != usual and not (usual is None and value == {}):
             said = written(value) if isinstance(value, Strategy) else repr(value)
             given.append(f"{one.name}={said}".replace("'", '"'))
     return f"{type(wish).__name__}({', '.join(given)})"
@@ -214,7 +220,7 @@ def _sizes(model: Any, batch: Any, precision: str, loss_fn: Any) -> Sizes:
     if isinstance(model, int) and not isinstance(model, bool) and model > 0:
         return Sizes.of_number(model)
     is_module = callable(getattr(model, "named_parameters", None))
-    if not is_module and not (callable(model) and not isinstance(model, type)):
+    if isinstance(model, type) or not (is_module or callable(model)):
         raise ConfigError(
             f"model={model!r:.60} has no size",
             "memory is told from a module, a function that makes one, or a number of parameters",
@@ -265,9 +271,9 @@ def _unit(estimates: tuple[Estimate, ...]) -> tuple[str, float]:
     return ("GB", 1e9) if largest >= 5e8 else ("MB", 1e6)
 
 
-def _cells(one: Estimate, scale: float, sizes: Sizes) -> list[str]:
+def _cells(one: Estimate, scale: float, sizes: Sizes, is_best: bool) -> list[str]:
     numbers = {name: getattr(one.memory, name) / scale for name in _COLUMNS}
     told = {name: f"{value:.2f}" if value else "-" for name, value in numbers.items()}
     if sizes.kept is None:
         told["activations"] = "?"
-    return ["→" if one.fits else "", one.label, *told.values(), "yes" if one.fits else "no"]
+    return ["→" if is_best else "", one.label, *told.values(), "yes" if one.fits else "no"]

@@ -144,7 +144,7 @@ def _named(text: str) -> list[Device]:
     before, after = re.match(r"(\d+)\s*[xX*]\s*(?=\S)", said), re.search(r"\s*[xX*]\s*(\d+)$", said)
     if before:
         count, said = int(before[1]), said[before.end() :]
-    elif after:
+    elif after and _card(said) is None:  # of "RTX 4090" the x does not multiply
         count, said = int(after[1]), said[: after.start()]
     memory = _AMOUNT.fullmatch(said) or re.search(_AMOUNT.pattern + "$", said, re.IGNORECASE)
     card = _card(said if memory is None else said[: memory.start()])
