@@ -64,8 +64,9 @@ class SequenceForward(MixedForward):
         otherwise with parts.
         """
         length, lengths = _length([args, kwargs]), self.sharing.lengths()
-        if kwargs.get("past_key_values") is not None or lengths is None:
-            return super().__call__(*args, **kwargs)  # text is generated, or sequences are whole
+        generates = kwargs.get("use_cache") or kwargs.get("past_key_values") is not None
+        if generates or lengths is None:  # sequences are whole
+            return super().__call__(*args, **kwargs)
         if length is None or length not in lengths:
             raise self._not_a_part(length, lengths)
         if self._untried:
