@@ -36,6 +36,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 # Whose reading is the person's: others keep caches, behind locks of their own.
 _READERS = {"torch", "numpy", "pandas", "safetensors", "PIL", "yaml"}
+_COMPILERS = {"_dynamo", "_functorch", "_inductor"}  # parts of torch that keep caches
 
 
 class Files:
@@ -145,7 +146,9 @@ def _is_the_persons(frame: FrameType | None, person: FrameType) -> bool:
         filename = frame.f_code.co_filename
         owner = owner_of(filename)
         _, _, inside = filename.rpartition("-packages" + os.sep)
-        library = inside.partition(os.sep)[0] if inside != filename else ""
+        library, part, *_ = [*inside.split(os.sep), ""] if inside != filename else ["", ""]
+        if library == "torch" and part in _COMPILERS:
+            return False
         if owner == US or (owner == BETWEEN and library and library not in _READERS):
             return False
         frame = frame.f_back

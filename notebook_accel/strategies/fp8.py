@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from notebook_accel.config.fp8 import AORecipeKwargs
@@ -202,6 +202,12 @@ def _our_class(theirs: Any, names: tuple[str, ...]) -> type:
     class Float8Linear(theirs):  # type: ignore[misc]
         added = names
 
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            name = f"{prefix}weight"
+            if not keep_vars and name in destination:
+                destination[name] = _without_cast(destination[name])
+
         def __reduce__(self) -> Any:  # precision belongs to the run
             state = {name: one for name, one in vars(self).items() if name not in names}
             return object.__new__, (nn.Linear,), state
@@ -212,6 +218,27 @@ def _our_class(theirs: Any, names: tuple[str, ...]) -> type:
 
 def _plain_name(name: str) -> str:
     return name.replace("_checkpoint_wrapped_module.", "") or "the model itself"
+
+
+def _without_cast(weight: Tensor) -> Tensor:
+    """Give the shard of a weight that is gathered in 8 bits as a plain tensor, of the same memory.
+
+    Whoever writes states asks tensors for their memory, and torchao's have none of their own.
+    """
+    part = weight.to_local() if isinstance(weight, DTensor) else weight
+    inner: Tensor | None = getattr(part, "_tensor", None)
+    if inner is None:
+        return weight
+    if not isinstance(weight, DTensor):
+        return inner
+    return DTensor.from_local(
+        inner,
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
 
 
 # ── FSDP ──────────────────────────────────────────────────────────────────────────────────────
