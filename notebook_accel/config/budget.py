@@ -15,8 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from notebook_accel.config.deepspeed import DeepSpeed
+from notebook_accel.config.megatron import Megatron
 from notebook_accel.config.schema import check_choice
-from notebook_accel.config.sizes import HALF, HALF_BYTES, Sizes, Weight, nbytes
+from notebook_accel.config.sequence import SequenceParallel
+from notebook_accel.config.sizes import HALF, HALF_BYTES, Kept, Sizes, Weight, nbytes
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline, SingleDevice, Strategy, TensorParallel
 
 # What an optimizer keeps of each trained number: times the size of the number; the same in bytes
@@ -128,12 +131,34 @@ def layers_divided(wish: TensorParallel, sizes: Sizes, training: Training) -> Bu
 
 
 def staged(wish: Pipeline, sizes: Sizes, training: Training) -> Budget:
-    """Count a pipeline: all weights, the rest of one stage; the stage that has most.
+    """Count a pipeline, on the rank that has most: its stages, which lie there as ``inside`` says.
 
-    The first of S stages keeps activations of up to S micro-batches, by 1F1B.
+    The first of S ranks keeps activations of up to S micro-batches, by 1F1B.
     """
-    found = [_stage(stage, wish, sizes, training) for stage in range(wish.stages)]
-    return max(found, key=lambda one: one.total)
+    readers = max(1, training.num_ranks // wish.num_ranks)
+    inside = SingleDevice() if isinstance(wish.inside, DDP) else wish.inside  # without buckets
+    found = [
+        budget(inside, _stages(rank, wish, sizes, training), replace(training, num_ranks=readers))
+        for rank in range(wish.num_ranks)
+    ]
+    return max((one for one in found if one is not None), key=lambda one: one.total)
+
+
+def sequences_divided(wish: SequenceParallel, sizes: Sizes, training: Training) -> Budget | None:
+    """Count sequence parallelism: a part of each sequence, parameters as ``data`` says."""
+    one = budget(wish.data, sizes, training)
+    return None if one is None else replace(one, activations=_share(one.activations, wish.size))
+
+
+def deepspeed(wish: DeepSpeed, sizes: Sizes, training: Training) -> Budget:
+    """Count DeepSpeed's ZeRO by its stage, and what is offloaded."""
+    away = [one not in (None, "none") for one in (wish.offload_optimizer, wish.offload_param)]
+    return zero(wish.zero_stage or 2, sizes, training, any(away), away[1])
+
+
+def megatron(wish: Megatron, sizes: Sizes, training: Training) -> Budget | None:
+    """Count the strategy that serves Megatron's degrees."""
+    return budget(wish.engine(training.num_ranks), sizes, training)
 
 
 def zero(
@@ -163,12 +188,15 @@ def zero(
     return Budget(weights + sizes.buffers, gradients, states, _activations(sizes), other, host)
 
 
-_COSTS: dict[type, Callable[[Any, Sizes, Training], Budget]] = {
+_COSTS: dict[type, Callable[[Any, Sizes, Training], Budget | None]] = {
     SingleDevice: replicated,
     DDP: replicated,
     FSDP: sharded,
     TensorParallel: layers_divided,
     Pipeline: staged,
+    SequenceParallel: sequences_divided,
+    DeepSpeed: deepspeed,
+    Megatron: megatron,
 }
 
 
@@ -203,30 +231,28 @@ def _shards(
     return Budget(sizes.buffers, 0, 0, activations, other, host)
 
 
-def _stage(stage: int, wish: Pipeline, sizes: Sizes, training: Training) -> Budget:
+def _stages(rank: int, wish: Pipeline, sizes: Sizes, training: Training) -> Sizes:
+    """Take the stages of ``rank`` for a model, with what it keeps of the batch at one time."""
     starts = first_blocks(_blocks(sizes.weights), wish.stages)
-    mine = [
-        one
-        for one, block in zip(sizes.weights, _places(sizes.weights), strict=True)
-        if _stage_of(block, starts) == stage
-    ]
+
+    def is_mine(block: int) -> bool:
+        return _stage_of(block, starts) % wish.num_ranks == rank
+
+    places = _places(sizes.weights)
+    mine = tuple(one for one, n in zip(sizes.weights, places, strict=True) if is_mine(n))
+    if sizes.kept is None:
+        return replace(sizes, weights=mine)
     micro = wish.num_microbatches or wish.stages
-    in_flight = micro if wish.schedule == "gpipe" else min(micro, wish.stages - stage)
-    activations = _activations(sizes) // wish.stages
-    if sizes.kept is not None and sizes.kept.blocks:
-        blocks = sizes.kept.blocks
-        own = sum(kept for n, kept in enumerate(blocks) if _stage_of(n, starts) == stage)
-        ends = stage == wish.stages - 1  # what is outside is the head, as a rule
-        activations = own + (sizes.kept.outside if ends else 0)
-    copies = sizes.copies(training.precision)
-    gradients = nbytes(one for one in mine if one.learns)
-    return Budget(
-        nbytes(sizes.weights) + sizes.buffers,
-        gradients,
-        training.states(mine),
-        activations * in_flight // micro,
-        copies // wish.stages,
+    at_once = wish.num_ranks - rank + (wish.num_ranks if wish.stages_per_rank > 1 else 0)
+    part = micro if wish.schedule == "gpipe" else min(micro, at_once)
+    is_last = rank == wish.num_ranks - 1  # what is outside of blocks is the head, as a rule
+    kept = Kept(
+        sizes.kept.outside * part // micro if is_last else 0,
+        tuple(one * part // micro for n, one in enumerate(sizes.kept.blocks) if is_mine(n)),
+        divided=sizes.kept.divided * part // micro // wish.num_ranks,
+        copies=sizes.copies(training.precision) * len(mine) // len(sizes.weights),
     )
+    return replace(sizes, weights=mine, kept=kept)
 
 
 def first_blocks(blocks: Sequence[int], num_stages: int) -> list[int]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from notebook_accel.config.deepspeed import DeepSpeed
+from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.sizes import Sizes
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline, SingleDevice, Strategy, TensorParallel
 
-KINDS = ("single", "ddp", "fsdp", "tensor", "pipeline")
+KINDS = ("single", "ddp", "fsdp", "deepspeed", "sequence", "tensor", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -26,23 +28,37 @@ class Offer:
 
 def offers(sizes: Sizes, num_ranks: int) -> list[Offer]:
     """List what can train a model of ``sizes`` on ``num_ranks`` ranks, the fastest first."""
-    return list(_offers(sizes, num_ranks))
+    if num_ranks == 1:
+        return [Offer("single", SingleDevice(), "single device", "nothing is sent"), *_away(1)]
+    return [*_in_memory(sizes, num_ranks), *_divided(sizes, num_ranks), *_away(num_ranks)]
 
 
-def _offers(sizes: Sizes, ranks: int) -> Iterator[Offer]:
-    if ranks == 1:
-        yield Offer("single", SingleDevice(), "single device", "nothing is sent")
-        return
+def _in_memory(sizes: Sizes, ranks: int) -> Iterator[Offer]:
+    """Each rank computes its own batch by whole layers."""
     yield Offer("ddp", DDP(), "DDP", "the fastest where a whole copy fits: only gradients are sent")
     yield Offer(
         "fsdp", FSDP(reshard_after_forward=False), "FSDP, gradients",
         "optimizer states in shards; each block is gathered once an update",
     )  # fmt: skip
     yield Offer("fsdp", FSDP(), "FSDP", "all in shards; each block is gathered twice an update")
+    for stage, shares in ((2, "states and gradients"), (3, "all")):
+        yield Offer(
+            "deepspeed", DeepSpeed(zero_stage=stage), f"ZeRO {stage}",
+            f"by DeepSpeed: {shares} in shards; in bf16 and fp16 weights are 16 bits themselves",
+        )  # fmt: skip
     if sizes.num_blocks > 1:
         yield Offer(
             "fsdp", FSDP(activation_checkpointing=True), "FSDP, recomputing",
             "keeps only what goes into blocks; forwards run twice: about a third more work",
+        )  # fmt: skip
+
+
+def _divided(sizes: Sizes, ranks: int) -> Iterator[Offer]:
+    """Several ranks compute one batch together."""
+    if sizes.has_sequences:
+        yield Offer(
+            "sequence", SequenceParallel(size=ranks, data=FSDP()), f"sequence x {ranks}",
+            "each sequence is divided, for long ones; all else in shards, as by FSDP",
         )  # fmt: skip
     if sizes.has_plan and _divides(sizes, ranks):
         yield Offer(
@@ -52,17 +68,26 @@ def _offers(sizes: Sizes, ranks: int) -> Iterator[Offer]:
     if sizes.num_blocks >= ranks:
         yield Offer(
             "pipeline", Pipeline(stages=ranks), f"pipeline x {ranks}",
-            "little is sent; every rank keeps all weights; the loop calls forward_backward",
+            "little is sent, ranks wait at the ends; the loop calls forward_backward",
         )  # fmt: skip
+
+
+def _away(ranks: int) -> Iterator[Offer]:
+    """What a device does not hold lies in the memory of the CPU."""
+    yield Offer(
+        "deepspeed", DeepSpeed(zero_stage=2, offload_optimizer="cpu"), "ZeRO 2, offloaded",
+        "by DeepSpeed: the CPU keeps optimizer states and updates: slow",
+    )  # fmt: skip
+    if ranks == 1:
+        return
     yield Offer(
         "fsdp", FSDP(cpu_offload=True), "FSDP, offloaded",
-        "shards stay in the memory of the CPU, which also updates them: slow",
+        "shards lie in the memory of the CPU, which updates them: slow",
     )  # fmt: skip
-    if sizes.num_blocks > 1:
-        yield Offer(
-            "fsdp", FSDP(cpu_offload=True, activation_checkpointing=True),
-            "FSDP, both", "the least memory, and the slowest",
-        )  # fmt: skip
+    yield Offer(
+        "fsdp", FSDP(cpu_offload=True, activation_checkpointing=True), "FSDP, both",
+        "offloaded and recomputing: the least memory, and the slowest",
+    )  # fmt: skip
 
 
 def _divides(sizes: Sizes, ranks: int) -> bool:

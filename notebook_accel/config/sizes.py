@@ -88,8 +88,8 @@ class Sizes:
     """A model's parameters in the order of its modules, and what a forward pass of it keeps.
 
     ``kept`` is None where no batch was given or the pass failed, and then ``why`` says so.
-    ``classes`` are the repeated blocks' class names, ``has_plan`` tells whether the model has a
-    tensor parallel plan.
+    ``has_plan`` tells whether the model has a
+    tensor parallel plan, ``has_sequences`` whether its attention could work on parts of sequences.
     """
 
     name: str
@@ -99,6 +99,7 @@ class Sizes:
     why: str = ""
     largest: tuple[str, int] = ("", 0)
     has_plan: bool = False
+    has_sequences: bool = False
 
     @staticmethod
     def of_number(num_parameters: int) -> Sizes:

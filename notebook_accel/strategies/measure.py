@@ -55,9 +55,9 @@ def measure(
     weights = _weights(
         model, blocks, {name: dim for name, dim in divided.items() if dim is not None}
     )
-    kept, why = None, "no batch was given"
+    kept, why, attends = None, "no batch was given", False
     if batch is not None:
-        kept, why = _kept(model, batch, precision, loss_fn, list(blocks), divided)
+        kept, why, attends = _kept(model, batch, precision, loss_fn, list(blocks), divided)
     return Sizes(
         type(model).__name__,
         tuple(weights),
@@ -66,6 +66,7 @@ def measure(
         why,
         _largest(model),
         bool(divided),
+        attends,
     )
 
 
@@ -167,6 +168,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.own = own
         self.copies: _Storages = {}
         self.divided: set[int] = set()
+        self.attends = False
         self.alive: list[Tensor] = []  # a storage that is gone leaves its number to another
 
     def __torch_dispatch__(
@@ -178,6 +180,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.alive += made
         if func is torch.ops.aten._to_copy.default and before & self.own:
             self.copies |= {_number(one): _size(one) for one in made}
+        self.attends = self.attends or "scaled_dot_product" in str(func)
         if before & self.divided:
             self.divided |= {_number(one) for one in made}
         return out
@@ -227,8 +230,8 @@ def _kept(
     loss_fn: Callable[[Any, Any], Tensor] | None,
     blocks: Sequence[str],
     divided: Mapping[str, _Cut],
-) -> tuple[Kept | None, str]:
-    """Run a fake copy of ``model``; without a result where it cannot, and why."""
+) -> tuple[Kept | None, str, bool]:
+    """Run a fake copy of ``model``: what it keeps, or why it cannot, and whether it attends."""
     half = HALVES.get(precision)
     saved = _Saved()
     try:
@@ -244,9 +247,8 @@ def _kept(
                 _call(fake, given, loss_fn, cast)
     except Exception as error:  # a model may do anything: then its activations stay unknown
         first = str(error).splitlines()[0] if str(error) else ""
-        return None, (
-            f"its forward pass failed on {described(batch)}: {type(error).__name__}: {first}"
-        )
+        said = f"its forward pass failed on {described(batch)}: {type(error).__name__}: {first}"
+        return None, said, False
     skip = own | set(watch.copies)
     parts = {
         block: sum(size for number, size in storages.items() if number not in skip)
@@ -256,14 +258,15 @@ def _kept(
     outside = saved.by_block[-1]
     inputs = sum(size for number, size in saved.inputs.items() if number not in outside)
     every = {number: size for one in saved.by_block.values() for number, size in one.items()}
-    return Kept(
+    kept = Kept(
         parts[-1],
         tuple(parts.get(number, 0) for number in range(len(blocks))),
         inputs,
         sum(every[number] for number in watch.divided & set(every) - skip),
         sum(size for number, size in watch.copies.items() if number in every),
         described(batch),
-    ), ""
+    )
+    return kept, "", watch.attends
 
 
 def _fake_copy(model: nn.Module) -> nn.Module:
