@@ -20,6 +20,9 @@
 # same curve both times.
 #
 # **You need:** [the quickstart](01_quickstart.ipynb). Eight minutes to read, fifteen seconds to run.
+#
+# The same subject at other depths: [for developers](../2_developer/01_one_loop.ipynb) ·
+# [for researchers](../3_researcher/01_one_loop.ipynb).
 
 # %% [markdown]
 # ## 1. Why it exists
@@ -249,4 +252,5 @@ print("accelerator.prepare gives each worker its own share of the loader")
 # ## What next
 #
 # * [Why two workers](04_two_workers.ipynb): what you gain, and when you gain nothing.
+# * [The same for developers](../2_developer/01_one_loop.ipynb): the whole loop, counting, accumulation.
 # * Which names there are, and where they differ from Accelerate's: [differences](../../docs/differences.md)
