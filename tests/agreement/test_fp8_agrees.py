@@ -171,9 +171,9 @@ def runs() -> dict[int, dict[Any, dict[str, Any]]]:
 
 def test_fp8_is_close_to_fp32_and_is_not_fp32(runs: dict) -> None:
     plain, alone = runs[1]["fp32"], runs[1]["alone"]
-    assert alone["losses"] == pytest.approx(plain["losses"], rel=5e-2, abs=5e-2)
+    assert alone["losses"] == pytest.approx(plain["losses"], rel=0.15, abs=0.05)
     assert alone["losses"] != pytest.approx(plain["losses"], rel=1e-4)
-    assert runs[1]["alone in bf16"]["losses"] == pytest.approx(plain["losses"], rel=0.1, abs=0.1)
+    assert runs[1]["alone in bf16"]["losses"] == pytest.approx(plain["losses"], rel=0.15, abs=0.05)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -189,11 +189,9 @@ def test_many_ranks_compute_what_one_does(runs: dict, size: int) -> None:
 
 
 def test_weights_gathered_in_8_bits_or_whole_are_the_same(runs: dict) -> None:
-    whole = runs[2]["fsdp, gathered whole"]
-    assert whole["gathering"] == 0
-    assert runs[2]["fsdp", "alone"]["losses"] == pytest.approx(
-        whole["losses"], abs=TIGHT, rel=TIGHT
-    )
+    whole, in_8_bits = runs[2]["fsdp, gathered whole"], runs[2]["fsdp", "alone"]
+    assert (whole["gathering"], in_8_bits["gathering"]) == (0, 4)
+    assert in_8_bits["losses"] == pytest.approx(whole["losses"], abs=TIGHT, rel=TIGHT)
 
 
 def test_with_bf16_around_them_ranks_agree_as_bf16_does(runs: dict) -> None:

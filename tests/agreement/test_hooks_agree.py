@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_accel import Accelerator, DistributedDataParallelKwargs, notebook_launcher
+from notebook_accel import FSDP, Accelerator, DistributedDataParallelKwargs, notebook_launcher
 from notebook_accel.errors import ConfigError
 from notebook_accel.strategies.gradient_hooks import compress_gradients
 
@@ -128,6 +128,51 @@ def test_options_that_make_no_state_are_refused(options: dict, says: str) -> Non
     assert error.value.what == f"comm_state_option={options!r} makes no PowerSGDState"
     assert says in error.value.why
     assert "matrix_approximation_rank=2" in error.value.fix
+
+
+def trains_shards() -> dict[str, list[float]]:
+    size = Accelerator(cpu=True).num_processes
+    if size == 1:
+        return {"alone": train_shards(None, "no")}
+    wishes = {"shards": FSDP()} if size == 2 else {"copies of shards": FSDP(replicas=2)}
+    return {
+        f"{name}, {hook}": train_shards(wish, hook)
+        for name, wish in wishes.items()
+        for hook in ("no", "fp16", "bf16")
+    }
+
+
+def train_shards(wish: FSDP | None, hook: str) -> list[float]:
+    accelerator = Accelerator(
+        cpu=True, strategy=wish, kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=hook)]
+    )
+    torch.manual_seed(0)
+    x = torch.randn(32, 4)
+    y = (x[:, :1] + x[:, 1:2]).tanh()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    loader = DataLoader(TensorDataset(x, y), batch_size=8 // accelerator.num_processes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses = []
+    for inputs, targets in loader:
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(accelerator.reduce(loss, "mean").item())
+    state = accelerator.get_state_dict(model)
+    return [*losses, *(v for one in state.values() for v in one.flatten().tolist())]
+
+
+def test_shards_are_averaged_in_the_numbers_of_the_hook() -> None:
+    alone = notebook_launcher(trains_shards, (), 1, device="cpu")[0]["alone"]
+    for size, name in ((2, "shards"), (4, "copies of shards")):
+        found = notebook_launcher(trains_shards, (), size, device="cpu")[0]
+        assert found[f"{name}, no"] == pytest.approx(alone, abs=1e-6)
+        for hook, tolerance in (("fp16", 1e-3), ("bf16", 1e-2)):
+            one = found[f"{name}, {hook}"]
+            assert one == pytest.approx(alone, abs=tolerance), (name, hook)
+            assert one != pytest.approx(alone, abs=1e-7), (name, hook)
 
 
 def test_a_hook_on_one_process_changes_nothing() -> None:

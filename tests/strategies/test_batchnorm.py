@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from notebook_accel import Accelerator, notebook_launcher
+from notebook_accel.config.wishes import FSDP, Strategy, TensorParallel
 from notebook_accel.strategies.batchnorm import CPUSyncBatchNorm, let_batch_norms_meet
 from tests.support.ranks import run_ranks
 
@@ -96,3 +99,57 @@ def test_a_synchronized_layer_alone_is_plain_batch_norm() -> None:
         plain.train(mode)
         assert torch.equal(layer(x), plain(x))
     assert type(pickle.loads(pickle.dumps(layer))) is nn.SyncBatchNorm
+
+
+class Divided(nn.Module):
+    """Layers that can be divided over ranks around one whose statistics are of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.down = nn.Linear(8, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.down(self.up(x).tanh()))
+
+
+def trains_divided(wish: Strategy | None) -> list[float]:
+    accelerator = Accelerator(cpu=True, strategy=wish)
+    torch.manual_seed(0)
+    model = Divided()
+    x, y = torch.randn(4, 4) * 3 + 10, torch.randn(4, 3)  # few rows: variances tell how many
+    readers, reader = accelerator._engine.layout.data_size, accelerator._engine.layout.data_rank
+    if readers > 1:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    losses = []
+    for _ in range(3):
+        mine = slice(reader * 4 // readers, (reader + 1) * 4 // readers)
+        loss = (model(x[mine]) - y[mine]).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(accelerator.reduce(loss, "mean").item())
+    state = accelerator.get_state_dict(model)
+    return [*losses, *(v for one in state.values() for v in one.float().flatten().tolist())]
+
+
+def every_layout() -> dict[str, Any]:
+    if Accelerator(cpu=True).num_processes == 1:
+        return {"alone": trains_divided(None)}
+    plan = {"up": "colwise", "down": "rowwise"}
+    return {
+        "two readers of two ranks each": trains_divided(TensorParallel(size=2, plan=plan)),
+        "copies of shards": trains_divided(FSDP(replicas=2)),
+        "copies of what is divided": trains_divided(
+            TensorParallel(size=2, plan=plan, data=FSDP(replicas=2))
+        ),
+    }
+
+
+def test_statistics_are_those_of_all_readers_and_count_each_row_once() -> None:
+    alone = notebook_launcher(every_layout, (), 1, device="cpu")[0]["alone"]
+    for name, found in notebook_launcher(every_layout, (), 4, device="cpu")[0].items():
+        assert found == pytest.approx(alone, abs=1e-5), name
