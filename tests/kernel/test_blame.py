@@ -38,7 +38,7 @@ def test_the_rank_that_raised_is_blamed_while_others_sit_in_a_collective(kernel,
         wrong = attempt % 4
         reply = kernel.run(
             f"notebook_launcher(train, ({wrong}, fail), num_processes=4, start_method={method!r})",
-            timeout_s=10,
+            timeout_s=60,
         )
         assert reply.error == "KeyError"
         assert f"KeyError in rank {wrong}" in reply.traceback
@@ -48,7 +48,7 @@ def test_the_rank_that_raised_is_blamed_while_others_sit_in_a_collective(kernel,
 def test_a_rank_that_left_by_os_exit_is_blamed(kernel):
     for wrong in (0, 1):
         reply = kernel.run(
-            f"notebook_launcher(train, ({wrong}, leave), num_processes=2)", timeout_s=10
+            f"notebook_launcher(train, ({wrong}, leave), num_processes=2)", timeout_s=60
         )
         assert reply.error == "WorkerDied"
         assert f"rank {wrong} left with exit code 3" in reply.traceback
@@ -59,7 +59,7 @@ def test_a_rank_that_left_by_os_exit_is_blamed(kernel):
 def test_a_rank_that_returned_early_is_blamed_within_seconds(kernel, method, wrong):
     reply = kernel.run(
         f"notebook_launcher(train_short, ({wrong},), num_processes=2, start_method={method!r})",
-        timeout_s=15,
+        timeout_s=60,
     )
     assert reply.error == "WorkerDied", reply.messages
     assert f"rank {wrong} returned early" in reply.traceback
@@ -73,10 +73,10 @@ def test_a_run_that_takes_too_long_says_where_each_rank_was(kernel):
     )
     number = kernel.execution_count
     reply = kernel.run(
-        "notebook_launcher(wait_in_vain, num_processes=2, timeout_s=1.5)", timeout_s=15
+        "notebook_launcher(wait_in_vain, num_processes=2, timeout_s=4)", timeout_s=60
     )
     assert reply.error == "RunTimeout"
-    assert "the run took longer than timeout_s=1.5" in reply.traceback
+    assert "the run took longer than timeout_s=4" in reply.traceback
     assert f"rank 0 was at Cell In[{number}], line 4" in reply.traceback
     assert f"rank 1 was at Cell In[{number}], line 5" in reply.traceback
 

@@ -139,22 +139,65 @@ def fails_first(accelerator):
 """
 
 
+def trained(arguments, num_processes=2, method="auto"):
+    return (
+        f"functools.partial(trained, {arguments}), device='cpu', "
+        f"num_processes={num_processes}, start_method={method!r}"
+    )
+
+
+def raw(form, more="", num_processes=2):
+    return f"raw, ({form!r}{more},), device='cpu', num_processes={num_processes}"
+
+
+def logged(form):
+    return f"logged, ({form!r},), device='cpu', num_processes=2"
+
+
+SLOW_FORWARD = "slow_forward, device='cpu', num_processes=2"
+# Each takes seconds in which nothing happens: they do so together, before they are asked about.
+AHEAD = [
+    trained("at_step=1, norm=True", method="forkserver"),
+    logged("gather"),
+    logged("wait_for_everyone"),
+    SLOW_FORWARD,
+    trained("end=main_only"),
+    trained("skip=1, end=lambda a: a.wait_for_everyone()"),
+    trained("skip=1"),
+    trained("end=meet_twice", 2),
+    trained("end=meet_twice", 3),
+    trained("end=return_late"),
+    trained("end=very_unequal"),
+    raw("async"),
+    raw("recv"),
+    raw("group", ", True", 4),
+    raw("slow_groups", ", True", 4),
+    trained("end=slow_main"),
+]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def functions(kernel):
     assert not kernel.run(RUNS).error
+    kernel.run("begun = {}")
+    for half in (AHEAD[::2], AHEAD[1::2]):
+        launches = [f"begun[{one!r}] = notebook_launcher({one}, block=False)" for one in half]
+        reply = kernel.run("\n".join(launches))
+        assert not reply.error, said(reply)
+        kernel.run("for one in begun.values():\n    while not one.done: time.sleep(0.01)", 120)
 
 
-def run(kernel, arguments, num_processes=2, method="auto", timeout_s=40.0):
-    cell = (
-        f"run = notebook_launcher(functools.partial(trained, {arguments}), device='cpu', "
-        f"num_processes={num_processes}, start_method={method!r})\nprint(run.values)"
+def run(kernel, words):
+    """Give what a launch with ``words`` came to, now or in the background before."""
+    return kernel.run(
+        f"run = begun.get({words!r})\n"
+        f"run = run.wait() if run is not None else notebook_launcher({words})\nprint(run.values)"
     )
-    return kernel.run(cell, timeout_s=timeout_s)
 
 
 def test_a_collective_on_the_main_process_only_ends_with_who_waits_where(kernel):
     """GM11, in a loop: the other rank goes on to its next backward, or to the next forward."""
-    reply = run(kernel, "at_step=1")
+    reply = run(kernel, trained("at_step=1"))
     assert reply.error == "RanksStuck"
     text = said(reply)
     assert "rank 0 in gather at Cell In[" in text
@@ -164,7 +207,7 @@ def test_a_collective_on_the_main_process_only_ends_with_who_waits_where(kernel)
 
 
 def test_a_rank_waits_for_buffers_in_its_forward(kernel):
-    reply = run(kernel, "at_step=1, norm=True", method="forkserver")
+    reply = run(kernel, trained("at_step=1, norm=True", method="forkserver"))
     assert reply.error == "RanksStuck"
     assert "rank 0 in gather at Cell" in said(reply)
     assert "rank 1 in forward at Cell" in said(reply), said(reply)
@@ -173,8 +216,7 @@ def test_a_rank_waits_for_buffers_in_its_forward(kernel):
 @pytest.mark.parametrize("form", ["gather", "wait_for_everyone"])
 def test_a_collective_on_the_main_process_in_the_first_step_ends_too(kernel, form):
     """GM11: the other rank goes on to its second forward, where DDP rebuilds its buckets."""
-    cell = f"run = notebook_launcher(logged, ({form!r},), num_processes=2, device='cpu')"
-    reply = kernel.run(cell, timeout_s=40.0)
+    reply = run(kernel, logged(form))
     assert reply.error == "RanksStuck"
     assert f"rank 0 in {form} at Cell In[" in said(reply)
     assert ", rank 1 in forward at Cell In[" in said(reply)
@@ -182,15 +224,14 @@ def test_a_collective_on_the_main_process_in_the_first_step_ends_too(kernel, for
 
 
 def test_a_rank_that_sleeps_in_its_own_forward_is_waited_for(kernel):
-    cell = "print(notebook_launcher(slow_forward, num_processes=2, device='cpu').values)"
-    reply = kernel.run(cell, timeout_s=40.0)
+    reply = run(kernel, SLOW_FORWARD)
     assert not reply.error, said(reply)
     assert "[0, 1]" in reply.out
 
 
 def test_a_main_process_function_that_calls_a_collective_is_explained(kernel):
     """GM11: the other rank goes on and ends."""
-    reply = run(kernel, "end=main_only")
+    reply = run(kernel, trained("end=main_only"))
     assert reply.error == "WorkerDied"
     assert "rank 1 returned early" in said(reply)
     assert "while rank 0 waited for it in wait_for_everyone at Cell In[" in said(reply)
@@ -198,18 +239,18 @@ def test_a_main_process_function_that_calls_a_collective_is_explained(kernel):
 
 def test_a_skipped_batch_is_explained_when_the_ranks_part(kernel):
     """DL17: with a collective after the loop, which may fit what rank 0 is in, and without."""
-    reply = run(kernel, "skip=1, end=lambda a: a.wait_for_everyone()")
+    reply = run(kernel, trained("skip=1, end=lambda a: a.wait_for_everyone()"))
     assert reply.error in ("RanksStuck", "WorkerDied")
     assert "backward so far, rank 0: 4, rank 1: 3" in said(reply)
     assert "let all ranks take the same number" in said(reply) or "returned early" in said(reply)
-    reply = run(kernel, "skip=1")
+    reply = run(kernel, trained("skip=1"))
     assert reply.error == "WorkerDied"
     assert "while rank 0 waited for it in backward at Cell In[" in said(reply)
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
 def test_different_orders_are_explained(kernel, num_processes):
-    reply = run(kernel, "end=meet_twice", num_processes)
+    reply = run(kernel, trained("end=meet_twice", num_processes))
     assert reply.error == "RanksStuck"
     text = said(reply)
     assert "rank 0 in wait_for_everyone at Cell In[" in text
@@ -218,17 +259,17 @@ def test_different_orders_are_explained(kernel, num_processes):
 
 def test_a_rank_that_returned_but_has_not_ended_yet_is_blamed(kernel):
     """NB16: the early rank's own exit functions keep its connections open."""
-    reply = run(kernel, "end=return_late")
+    reply = run(kernel, trained("end=return_late"))
     assert reply.error == "WorkerDied"
     assert "rank 1 returned early, after step 4, while rank 0 waited for it" in said(reply)
 
 
 def test_tensors_of_different_sizes_are_explained(kernel):
-    reply = run(kernel, "end=very_unequal")
+    reply = run(kernel, trained("end=very_unequal"))
     assert reply.error == "RanksStuck"
     assert "rank 0 4016 bytes in gather at Cell In[" in said(reply)
     assert "pad_across_processes" in said(reply)
-    reply = run(kernel, "end=unequal")  # so alike that they would fit
+    reply = run(kernel, trained("end=unequal"))  # so alike that they would fit
     assert reply.error == "DistributedOperationException"
     assert "rank 0 [2] float32, rank 1 [3] float32" in said(reply)
 
@@ -242,16 +283,14 @@ def test_tensors_of_different_sizes_are_explained(kernel):
     ],
 )
 def test_a_collective_of_torchs_own_on_one_rank_ends_with_who_waits_where(kernel, form, where):
-    cell = f"run = notebook_launcher(raw, ({form!r},), num_processes=2, device='cpu')"
-    reply = kernel.run(cell, timeout_s=40.0)
+    reply = run(kernel, raw(form))
     assert reply.error == "RanksStuck", said(reply)
     assert where in said(reply)
     assert ", rank 1 in barrier at Cell In[" in said(reply)
 
 
 def test_a_rank_that_returned_before_torchs_own_barrier_is_named(kernel):
-    cell = "run = notebook_launcher(raw, ('returns',), num_processes=2, device='cpu')"
-    reply = kernel.run(cell, timeout_s=40.0)
+    reply = run(kernel, raw("returns"))
     assert reply.error == "WorkerDied", said(reply)
     assert "rank 1 returned early" in said(reply)
     assert "while rank 0 waited for it in barrier at Cell In[" in said(reply)
@@ -259,24 +298,22 @@ def test_a_rank_that_returned_before_torchs_own_barrier_is_named(kernel):
 
 def test_groups_of_some_ranks_are_told_apart(kernel):
     """Ranks 2 and 3 meet in their own group; 0 waits in the other group for 1."""
-    cell = "run = notebook_launcher(raw, ('group', True), num_processes=4, device='cpu')"
-    reply = kernel.run(cell, timeout_s=60.0)
+    reply = run(kernel, raw("group", ", True", 4))
     assert reply.error == "RanksStuck", said(reply)
     assert "rank 0 in barrier at Cell In[" in said(reply)
-    cell = "print(notebook_launcher(raw, ('slow_groups', True), 4, device='cpu').values)"
-    reply = kernel.run(cell, timeout_s=60.0)
+    reply = run(kernel, raw("slow_groups", ", True", 4))
     assert not reply.error, said(reply)
     assert "[0, 1, 2, 3]" in reply.out
 
 
 def test_a_slow_rank_is_waited_for(kernel):
-    reply = run(kernel, "end=slow_main")
+    reply = run(kernel, trained("end=slow_main"))
     assert not reply.error, said(reply)
     assert "[0, 1]" in reply.out
 
 
 def test_an_exception_of_the_main_process_lets_the_others_go(kernel):
     """CT01: the other rank is not left in the barrier, and the user's own error arrives."""
-    reply = run(kernel, "end=fails_first")
+    reply = run(kernel, trained("end=fails_first"))
     assert reply.error == "KeyError"
     assert "in the main block" in said(reply)
