@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from notebook_accel.config.wishes import TensorParallel
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World
-from notebook_accel.strategies.base import Layout
+from notebook_accel.strategies.base import Layout, Parts
 from notebook_accel.strategies.fsdp import FSDPEngine, num_copies
 from notebook_accel.strategies.layout import data_axes, mesh_of, num_readers
 from notebook_accel.strategies.precision import Precision
@@ -75,9 +75,27 @@ class TensorEngine(FSDPEngine):
         plan = plan_of(model, self._tensor.plan)
         divide(model, self._whole_mesh["tp"], plan)
 
+    def _cuts_parameters(self) -> bool:
+        """Whether FSDP has anything to do: for one reader of data it would copy for nobody."""
+        data = self._tensor.data
+        casts = self.precision.name != "no" or data.param_dtype or data.output_dtype
+        loads = data.cpu_offload or data.cpu_ram_efficient_loading
+        return self._mesh.size() > 1 or bool(casts or loads)
+
+    def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:
+        """Divide and cut models up, and let optimizers train what is left on each rank.
+
+        Ranks: all ranks call it with the same parts; models start as rank 0 has them.
+        """
+        if not self._cuts_parameters():
+            for optimizer in parts.optimizers:
+                step_one_by_one(optimizer)
+        return super().wrap(parts, device_placement)
+
     def describe(self, model: nn.Module) -> str:
         """Say what became of ``model``."""
-        return f"layers divided over {self._tensor.size} ranks; {super().describe(model)}"
+        divided = f"layers divided over {self._tensor.size} ranks"
+        return f"{divided}; {super().describe(model)}" if self._cuts_parameters() else divided
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Remove the loss scale; an overflow on any rank is one on all."""
@@ -85,6 +103,14 @@ class TensorEngine(FSDPEngine):
         if self.precision.scaler is not None:
             for found in self.precision.scaler.overflows(optimizer):
                 dist.all_reduce(found, dist.ReduceOp.MAX)
+
+
+def step_one_by_one(optimizer: Optimizer) -> None:
+    """Let ``optimizer`` take divided parameters and whole ones: in one call torch mixes none."""
+    for settings in (optimizer.defaults, *optimizer.param_groups):
+        for name in ("foreach", "fused"):
+            if settings.get(name):
+                settings[name] = False
 
 
 def plan_of(model: nn.Module, given: Mapping[str, Any] | None) -> dict[str, ParallelStyle]:
@@ -99,8 +125,8 @@ def plan_of(model: nn.Module, given: Mapping[str, Any] | None) -> dict[str, Para
         raise ConfigError(
             f"TensorParallel() has no plan for {type(model).__name__}",
             "it was given none, and the model has no tp_plan of its own",
-            f"pass a plan for pairs of layers that follow each other, like {_example(linear)}; its "
-            f"linear layers are: {', '.join(linear) or 'none'}",
+            f"pass a plan for pairs of layers that follow each other, like {_example(linear)} (or set "
+            f"model.tp_plan); its linear layers are: {', '.join(linear) or 'none'}",
         )
     plan: dict[str, ParallelStyle] = {}
     for pattern, style in patterns.items():

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from torch import nn
 
 from notebook_accel import Accelerator, notebook_launcher
-from notebook_accel.config.wishes import FSDP, Pipeline, SingleDevice, TensorParallel
+from notebook_accel.config.wishes import (
+    DDP,
+    FSDP,
+    Pipeline,
+    SingleDevice,
+    Strategy,
+    TensorParallel,
+)
 from tests.agreement.test_strategies_agree import PLAN, PRECISIONS, train
 
 SPLIT = ("blocks.0", "blocks.1", "leave")
@@ -72,3 +83,37 @@ def test_every_kind_of_pipeline_is_the_single_device() -> None:
 @pytest.mark.parametrize("size", THOROUGH)
 def test_every_pipeline_is_the_single_device_in_every_setting(size: int) -> None:
     agree({size: THOROUGH[size]}, SETTINGS)
+
+
+def learns_words(strategy: Strategy | None) -> list[float]:
+    """A language model of Transformers, which brings its own plan of divided layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    accelerator = Accelerator(cpu=True, strategy=strategy)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, use_cache=False))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    ids_BT = torch.randint(0, 64, (8, 16))
+    losses = []
+    for _ in range(3):
+        losses.append(accelerator.forward_backward(model, (ids_BT, ids_BT), next_word).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def next_word(outputs: Any, ids_BT: torch.Tensor) -> torch.Tensor:
+    logits_BTV = outputs["logits"]
+    return nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [DDP(), FSDP(), TensorParallel()])
+def test_a_language_model_of_transformers_runs_in_stages(inside: Strategy) -> None:
+    pytest.importorskip("transformers", reason="the model is one of Transformers'")
+    expected = notebook_launcher(learns_words, (None,), 1, device="cpu")[0]
+    run = notebook_launcher(learns_words, (Pipeline(inside=inside),), 4, device="cpu")
+    for losses in run:
+        assert losses == pytest.approx(expected, abs=1e-5)
