@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from notebook_accel.config.adoption import adopt
+from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.resolve import resolve
 from notebook_accel.config.sequence import (
     DeepSpeedSequenceParallelConfig,
@@ -17,6 +18,7 @@ from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorPa
 from notebook_accel.errors import ConfigError
 
 _Handler = TypeVar("_Handler")
+_Data = DDP | FSDP | DeepSpeed | TensorParallel
 _SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "pp_size")
 _AXES = ("dp_replicate", "dp_shard", "pp", "cp", "sp", "tp")  # the outermost first
 
@@ -89,8 +91,8 @@ class ParallelismConfig:
         self.cp_handler = _adopted(self.cp_handler, TorchContextParallelConfig, "cp_handler")
         self.sp_handler = _adopted(self.sp_handler, DeepSpeedSequenceParallelConfig, "sp_handler")
 
-    def wish(self, world_size: int, fsdp: FSDP | None = None) -> Strategy:
-        """Give the strategy that these sizes ask for; ``fsdp`` says how copies are sharded.
+    def wish(self, world_size: int, sharded: FSDP | DeepSpeed | None = None) -> Strategy:
+        """Give the strategy that these sizes ask for; ``sharded`` says how copies are sharded.
 
         Errors: ConfigError where the sizes do not multiply to the world.
         """
@@ -101,17 +103,33 @@ class ParallelismConfig:
                 f"the sizes multiply to {self.total_size}; every rank needs one place",
                 f"launch {self.total_size} processes, or change a size",
             )
-        data = self._data(fsdp)
+        if isinstance(sharded, DeepSpeed):
+            return self._beside(sharded)
+        data = self._data(sharded)
         if self.pp_enabled:
             return Pipeline(self._size("pp"), inside=data)
+        return self._sequences(data)
+
+    def _sequences(self, data: _Data) -> Strategy:
+        """Divide sequences over ranks that share parameters as ``data`` has it."""
         if self.cp_enabled:
             how = self.cp_handler.exchange
             return SequenceParallel(self._size("cp"), how, cut="context", data=data)
         if self.sp_enabled:
-            return SequenceParallel(
-                self._size("sp"), length=self.sp_handler.fixed_length, data=data
-            )
+            length = self.sp_handler.fixed_length
+            return SequenceParallel(self._size("sp"), length=length, data=data)
         return data
+
+    def _beside(self, deepspeed: DeepSpeed) -> Strategy:
+        """Divide sequences under DeepSpeed, which shards over all ranks."""
+        others = [axis for axis in ("tp", "pp") if self._size(axis) > 1]
+        if others:
+            raise ConfigError(
+                f"ParallelismConfig({others[0]}_size={self._size(others[0])}) under DeepSpeed",
+                "its ZeRO shards models whose layers are whole",
+                f"leave {others[0]}_size at 1, or shard by fsdp_plugin",
+            )
+        return self._sequences(deepspeed)
 
     def _data(self, fsdp: FSDP | None) -> DDP | FSDP | TensorParallel:
         """Say how parameters are shared; ranks that share a sequence shard them too."""

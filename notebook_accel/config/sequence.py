@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.resolve import resolve
 from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel, choose
 from notebook_accel.errors import ConfigError
@@ -28,7 +29,7 @@ class SequenceParallel(Strategy):
     batches whole, for ``accelerator.maybe_context_parallel`` to cut. At a model's first call a few
     tokens are computed both ways and compared; ``check=False`` leaves that out. ``length``, where
     it is given, is that of all sequences. ``data`` says how all ranks share the parameters:
-    ``DDP()``, ``FSDP()`` or ``TensorParallel()``.
+    ``DDP()``, ``FSDP()``, ``DeepSpeed()`` or ``TensorParallel()``.
 
     Errors: ConfigError for what cannot be.
     Source: Jacobs et al. 2023, "DeepSpeed Ulysses" (heads); Dubey et al. 2024, "The Llama 3 herd
@@ -42,12 +43,16 @@ class SequenceParallel(Strategy):
     cut: str = "loader"
     check: bool = True
     length: int | None = None
-    data: DDP | FSDP | TensorParallel = field(default_factory=DDP)
+    data: DDP | FSDP | DeepSpeed | TensorParallel = field(default_factory=DDP)
 
     @property
     def axis(self) -> str:
         """What Accelerate calls the axis of ranks: "cp" where the loop cuts, else "sp"."""
         return "cp" if self.cut == "context" else "sp"
+
+    def says(self) -> dict[str, Any]:
+        """Give the settings of the run that ``data`` decides."""
+        return self.data.says()
 
     def __post_init__(self) -> None:
         choose(self.exchange, "exchange", EXCHANGES)
@@ -58,11 +63,11 @@ class SequenceParallel(Strategy):
                 "it is how many ranks compute each sequence together",
                 "write a divisor of the number of processes, for example size=2",
             )
-        if not isinstance(self.data, (DDP, FSDP, TensorParallel)):
+        if not isinstance(self.data, (DDP, FSDP, DeepSpeed, TensorParallel)):
             raise ConfigError(
                 f"SequenceParallel(data={self.data!r})",
                 "it is how all ranks share the parameters",
-                "write data=DDP(), data=FSDP() or data=TensorParallel(...)",
+                "write data=DDP(), FSDP(), DeepSpeed() or TensorParallel(...)",
             )
 
 

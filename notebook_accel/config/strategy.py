@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from notebook_accel.config.adoption import adopt
-from notebook_accel.config.deepspeed import DeepSpeedPlugin, DeepSpeedPlugins
+from notebook_accel.config.deepspeed import DeepSpeed, DeepSpeedPlugin, DeepSpeedPlugins
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import Handlers
 from notebook_accel.config.megatron import MegatronLMPlugin, TorchTensorParallelPlugin
@@ -153,11 +153,13 @@ def _adopted(name: str, plugin: Any) -> Plugin:
     )
 
 
-def _shards(plugin: Plugin | None) -> FSDP | None:
+def _shards(plugin: Plugin | None) -> FSDP | DeepSpeed | None:
     """Give how axes are to shard each copy of a model; None if nobody said it."""
     wish = None if plugin is None else plugin.wish()
-    if wish is None or isinstance(wish, (DDP, FSDP)):
-        return wish if isinstance(wish, FSDP) else None
+    if isinstance(wish, (FSDP, DeepSpeed)):
+        return wish
+    if wish is None or isinstance(wish, DDP):
+        return None
     raise _two("parallelism_config", type(plugin).__name__)
 
 

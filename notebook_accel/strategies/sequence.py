@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.wishes import DDP, FSDP, TensorParallel
 from notebook_accel.errors import ConfigError
@@ -25,7 +26,7 @@ from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.ddp import DDPEngine
 from notebook_accel.strategies.fsdp import FSDPEngine, num_copies
 from notebook_accel.strategies.layout import sequence_mesh
-from notebook_accel.strategies.precision import MixedForward, Precision
+from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.sequence_forward import (
     SequenceForward,
     Sharing,
@@ -67,7 +68,8 @@ class SequenceEngine(Engine):
         self._shifts = False  # whether models may be given shifted labels
         self._newest: parts.Cutter | None = None
         self._cut_length: int | None = None  # of parts, inside ``sequences_cut``
-        self._sharing = Sharing(self._group, wish.exchange, wish.check, self._lengths)
+        checks = wish.check and not world.is_fake  # ranks that are played compute nothing
+        self._sharing = Sharing(self._group, wish.exchange, checks, self._lengths)
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -91,9 +93,7 @@ class SequenceEngine(Engine):
         """Let ``model``'s forward take parts of sequences, in this engine's precision."""
         model = super().mix(model)
         inner = uncompiled(model)
-        mixed = vars(inner).get("forward")
-        plain = mixed.forward if isinstance(mixed, MixedForward) else inner.forward
-        inner.forward = SequenceForward(plain, self.precision, self._sharing)
+        inner.forward = SequenceForward(inner.forward, self.precision, self._sharing)
         self._shifts = self._shifts or takes_shifted_labels(inner)
         return model
 
@@ -116,9 +116,8 @@ class SequenceEngine(Engine):
         wish = self._sequence
         if wish.cut == "context":
             return None
-        made = parts.Cutter(
-            self._group, self.world.wire, wish.pad, wish.length, lambda: self._shifts
-        )
+        wire = None if self.world.is_fake else self.world.wire
+        made = parts.Cutter(self._group, wire, wish.pad, wish.length, lambda: self._shifts)
         self._cutters.append(made)
 
         def cut(batch: Any) -> Any:
@@ -182,6 +181,10 @@ class SequenceTensor(SequenceEngine, TensorEngine):
 
 def sequence_engine(wish: SequenceParallel, world: World, precision: Precision) -> Engine:
     """Make the engine for ``wish`` in a world of several ranks."""
+    if isinstance(wish.data, DeepSpeed):
+        from notebook_accel.strategies.sequence_zero import SequenceZero  # imports DeepSpeed
+
+        return SequenceZero(wish, world, precision)
     kinds: dict[type, type[SequenceEngine]] = {
         DDP: SequenceDDP,
         FSDP: SequenceFSDP,
@@ -191,6 +194,6 @@ def sequence_engine(wish: SequenceParallel, world: World, precision: Precision) 
 
 
 def _num_copies(wish: SequenceParallel, world: World) -> int:
-    if isinstance(wish.data, DDP):
+    if isinstance(wish.data, (DDP, DeepSpeed)):
         return world.size // wish.size
     return num_copies(wish.data if isinstance(wish.data, FSDP) else wish.data.data, world)

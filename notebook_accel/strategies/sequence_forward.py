@@ -6,6 +6,7 @@ told of a part; here it is told of the whole sequence.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -45,16 +46,27 @@ class Sharing:
 
 
 class SequenceForward(MixedForward):
-    """A module's forward on this rank's part of sequences.
+    """A module's forward, plain or in some precision, on this rank's part of sequences.
 
     Pickled it becomes the plain forward again, as precision does.
     """
 
-    def __init__(self, forward: Any, precision: Precision, sharing: Sharing) -> None:
-        super().__init__(forward, precision)
+    def __init__(self, inside: Any, precision: Precision, sharing: Sharing) -> None:
+        self.inside = inside
+        super().__init__(inside.forward if isinstance(inside, MixedForward) else inside, precision)
         self.sharing = sharing
-        self._takes = list(inspect.signature(forward).parameters)
+        self._takes = list(inspect.signature(self.forward).parameters)
         self._untried = sharing.checks
+
+    @property
+    def upcasts(self) -> bool:
+        """Whether half-precision outputs are made float32."""
+        return bool(getattr(self.inside, "upcasts", False))
+
+    @upcasts.setter
+    def upcasts(self, value: bool) -> None:
+        if isinstance(self.inside, MixedForward):
+            self.inside.upcasts = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward; attention sees whole sequences.
@@ -66,7 +78,7 @@ class SequenceForward(MixedForward):
         length, lengths = _length([args, kwargs]), self.sharing.lengths()
         generates = kwargs.get("use_cache") or kwargs.get("past_key_values") is not None
         if generates or lengths is None:  # sequences are whole
-            return super().__call__(*args, **kwargs)
+            return self.inside(*args, **kwargs)
         if length is None or length not in lengths:
             raise self._not_a_part(length, lengths)
         if self._untried:
@@ -75,15 +87,12 @@ class SequenceForward(MixedForward):
         return self._on_parts(length, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SequenceForward:
-        plain = super().__deepcopy__(memo)
-        copied = SequenceForward(plain.forward, self.precision, self.sharing)
-        copied.upcasts = self.upcasts
-        return copied
+        return SequenceForward(copy.deepcopy(self.inside, memo), self.precision, self.sharing)
 
     def _on_parts(self, length: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         told = {**kwargs, **self._told(length, args, kwargs)}
         with self.sharing.attending():
-            outputs = super().__call__(*args, **told)
+            outputs = self.inside(*args, **told)
         counted = told.get("shift_labels" if _shifts(self.forward.__self__) else "labels")
         if isinstance(counted, Tensor) and "num_items_in_batch" not in told:
             _share_loss(outputs, counted, length, self.sharing.group)
@@ -132,7 +141,7 @@ class SequenceForward(MixedForward):
         if is_transformers(self.forward.__self__):  # what is computed for padding has no meaning
             begun[1].pop("attention_mask", None)
         with _trying(self.forward.__self__):
-            expected = super().__call__(*begun[0], **begun[1])
+            expected = self.inside(*begun[0], **begun[1])
             mine = map_tensors(part, begun)
             found = self._on_parts(num, tuple(mine[0]), mine[1])
         tolerance = _ROUGH if self.precision.dtype is not None else _CLOSE
