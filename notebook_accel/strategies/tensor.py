@@ -125,8 +125,8 @@ def plan_of(model: nn.Module, given: Mapping[str, Any] | None) -> dict[str, Para
         raise ConfigError(
             f"TensorParallel() has no plan for {type(model).__name__}",
             "it was given none, and the model has no tp_plan of its own",
-            f"pass a plan for pairs of layers that follow each other, like {_example(linear)} (or set "
-            f"model.tp_plan); its linear layers are: {', '.join(linear) or 'none'}",
+            f"pass a plan for pairs of layers that follow each other, like {_example(linear)} (or "
+            f"set model.tp_plan); its linear layers are: {', '.join(linear) or 'none'}",
         )
     plan: dict[str, ParallelStyle] = {}
     for pattern, style in patterns.items():
