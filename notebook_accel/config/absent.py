@@ -77,6 +77,16 @@ _IDLE = (
     "tpu_env",
     "command_file",
     "commands",
+    # Of TransformerEngine and MS-AMP: torchao computes in 8 bits here.
+    "fp8_use_autocast_during_eval",
+    "fp8_margin",
+    "fp8_interval",
+    "fp8_format",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
+    "fp8_override_linear_precision",
+    "fp8_use_mxfp8_block_scaling",
+    "fp8_opt_level",
 )
 _BROUGHT_BY = {"device": HARDWARE, "compute_environment": SAGEMAKER}
 

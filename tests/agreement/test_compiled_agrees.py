@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,7 +173,11 @@ def test_one_graph_of_a_sharded_model_is_refused_on_every_rank() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_inductor_trains_with_the_same_numbers() -> None:
+def test_inductor_trains_with_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
     def both() -> list[Any]:
         torch.manual_seed(0)
         found = []

@@ -29,7 +29,7 @@ DYNAMO: tuple[Setting, ...] = (
 
 FP8: tuple[Setting, ...] = (
     _fp8("backend", "str", None, "which library computes in 8 bits",
-         choices=("te", "ao", "msamp"), when=_ON, hardware=("cuda",),
+         choices=("ao", "te", "msamp"), when=_ON, hardware=("cuda",),
          question="Which library computes in 8 bits?"),
     _fp8("use_autocast_during_eval", "bool", False, "compute in 8 bits in evaluation too",
          is_switch=True, hardware=("cuda",)),
