@@ -108,8 +108,8 @@ class Encoder(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         """Replace what must not travel as it is; the rest is cloudpickle's."""
         replace = context.encoders.get(type(obj))
-        if replace is not None:
-            return _same, (replace(obj),)
+        if replace is not None and (instead := replace(obj)) is not obj:
+            return _same, (instead,)
         if isinstance(obj, BaseException):
             return _reduce_exception(obj)
         if isinstance(obj, CodeType):

@@ -24,7 +24,7 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.pulse import BACKWARD
 from notebook_accel.ranks import watch
-from notebook_accel.ranks.shards import part_like, wholes
+from notebook_accel.ranks.shards import is_sharded, part_like, wholes
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies import lean, sharding
 from notebook_accel.strategies.base import Engine, Layout, Parts
@@ -90,7 +90,7 @@ class FSDPEngine(Engine):
     def place(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
         """Cut ``model`` up over the ranks; its parts compute in this engine's precision."""
         inner = uncompiled(model)
-        if not isinstance(inner, FSDPModule):  # cut up before: only the precision is ours
+        if not any(map(is_sharded, inner.parameters())):  # else only the precision is ours
             self._shard(inner)
             if self._pulse is not None:
                 for part in inner.modules():
@@ -122,16 +122,19 @@ class FSDPEngine(Engine):
             if wish.activation_checkpointing:
                 blocks = sharding.recompute(model, blocks)
             self._divide_layers(model)
-            sharding.shard(
-                model,
-                self._mesh,
-                blocks,
-                reshard_after_forward=wish.reshard_after_forward,
-                numbers=self._numbers(),
-                offload=self._offload(),
-                ignored=[one for module in kept for one in module.parameters()],
-            )
-            share_scales(model)
+            if self._cuts_parameters():
+                sharding.shard(
+                    model,
+                    self._mesh,
+                    blocks,
+                    reshard_after_forward=wish.reshard_after_forward,
+                    numbers=self._numbers(),
+                    offload=self._offload(),
+                    ignored=[one for module in kept for one in module.parameters()],
+                )
+                share_scales(model)
+            else:
+                model.to(self.world.device)
             if given is not None:
                 lean.pour(model, given, self.world, on_cpu=wish.cpu_offload)
         for module in kept:
@@ -142,6 +145,10 @@ class FSDPEngine(Engine):
 
     def _divide_layers(self, model: nn.Module) -> None:
         """Cut layers up before parameters are; here they stay whole."""
+
+    def _cuts_parameters(self) -> bool:
+        """Whether parameters are cut up after layers: always, if there is nothing else."""
+        return True
 
     def _numbers(self) -> MixedPrecisionPolicy:
         wish, compute = self.wish, self.precision.dtype
@@ -235,6 +242,11 @@ class FSDPEngine(Engine):
         norm = sharding.total_norm(listed, norm_type)
         sharding.clip_to(listed, max_norm, norm)
         return norm
+
+    def clip_grad_value(self, parameters: Iterable[Tensor], clip_value: float) -> None:
+        """Limit every element of every gradient to ``[-clip_value, clip_value]``."""
+        for group in sharding.by_mesh(parameters):  # one call of torch's takes no mixture
+            super().clip_grad_value(group, clip_value)
 
     # ── states ────────────────────────────────────────────────────────────────────────────────
 

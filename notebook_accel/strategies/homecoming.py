@@ -29,13 +29,14 @@ from notebook_accel.config.placement import FAKE
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.events import context
 from notebook_accel.ranks import watch
-from notebook_accel.ranks.shards import whole
+from notebook_accel.ranks.shards import is_sharded, whole
 from notebook_accel.strategies.precision import plain_forward
 
 # Others may still work when this rank has returned, as long as they like.
 PATIENCE = timedelta(days=30)
-# Attributes by which torch knows modules that it has sharded or divided.
-_TORCHS_MARKS = ("__composable_api_state", "_distribute_module_applied")
+# Attributes by which torch and DeepSpeed know modules that they have sharded or divided.
+_MARKS = ("__composable_api_state", "_distribute_module_applied", "ds_", "_ds_", "_external_params")
+Whole = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Homecoming:
@@ -43,20 +44,25 @@ class Homecoming:
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[nn.Module]] = []
+        self._ways: list[Whole | None] = []  # how their tensors are made whole, if not torch's way
         self._looks = False
         self._owner: dict[int, int] = {}  # id of a module or tensor -> its model
         self._met: set[int] = set()
         self._whole: dict[int, Any] = {}  # id of a module or tensor in pieces -> the plain one
 
-    def expect(self, model: nn.Module) -> None:
-        """Note that ``model`` lies in pieces from now on."""
+    def expect(self, model: nn.Module, make_whole: Whole | None = None) -> None:
+        """Note that ``model`` lies in pieces from now on.
+
+        ``make_whole(tensor)`` gives the whole of any tensor of it, called by all ranks in one
+        order; None is for torch's DTensors.
+        """
         worker = context.current()
         if worker is not None and not self._models:
             worker.before_return.append(self.bring)
         self._models.append(weakref.ref(model))
+        self._ways.append(make_whole)
         for part in model.modules():
-            if isinstance(part, FSDPModule):  # torch makes a class for each kind of part
-                context.encoders[type(part)] = self.instead_of
+            context.encoders[type(part)] = self.instead_of
 
     def bring(self, look: Callable[[], object]) -> None:
         """Make whole what any rank returns; ``look`` takes this rank's value apart, as sending it.
@@ -80,19 +86,21 @@ class Homecoming:
                 _refuse_dropped(first, [rank for rank, (_, no) in enumerate(every) if index in no])
                 model = models[index]
                 assert model is not None
-                self._gather(model, keep=first == dist.get_rank())
+                self._gather(model, first == dist.get_rank(), self._ways[index])
 
     def instead_of(self, one: Any) -> Any:
         """Give what travels in place of a module or tensor in pieces.
 
         Errors: RuntimeMisuse for one that was not brought together.
         """
-        if self._looks:
-            self._met.update({self._owner[id(one)]} if id(one) in self._owner else ())
-            return None
-        if id(one) not in self._whole:
+        if id(one) in self._whole:
+            return self._whole[id(one)]
+        if isinstance(one, nn.Module) and not any(map(_in_pieces, one.parameters())):
+            return one  # another one of its class
+        if not self._looks:
             raise _refusal(one)
-        return self._whole[id(one)]
+        self._met.update({self._owner[id(one)]} if id(one) in self._owner else ())
+        return None
 
     def _find(self, look: Callable[[], object]) -> set[int]:
         self._looks = True
@@ -104,12 +112,15 @@ class Homecoming:
             self._looks = False
         return self._met
 
-    def _gather(self, model: nn.Module, keep: bool) -> None:
+    def _gather(self, model: nn.Module, keep: bool, make_whole: Whole | None) -> None:
         for one in [*model.parameters(), *model.buffers()]:
-            full = whole(one.detach())
-            full = full.cpu() if keep else torch.empty_like(full, device="meta")
-            is_trained = isinstance(one, nn.Parameter)
-            self._whole[id(one)] = nn.Parameter(full, one.requires_grad) if is_trained else full
+            full = one
+            if is_sharded(one) or make_whole is not None or not keep:
+                full = whole(one.detach()) if make_whole is None else make_whole(one)
+                full = full.cpu() if keep else torch.empty_like(full, device="meta")
+                if isinstance(one, nn.Parameter):
+                    full = nn.Parameter(full, one.requires_grad)
+            self._whole[id(one)] = full
         self._plain(model)
 
     def _plain(self, module: nn.Module) -> nn.Module:
@@ -123,7 +134,7 @@ class Homecoming:
         kind: Any = next(one for one in type(module).__mro__ if not issubclass(one, FSDPModule))
         made = self._whole[id(module)] = kind.__new__(kind)
         vars(made).update(
-            {name: one for name, one in vars(module).items() if not name.startswith(_TORCHS_MARKS)}
+            {name: one for name, one in vars(module).items() if not name.startswith(_MARKS)}
         )
         plain_forward(made)
         for name, hooks in vars(module).items():
@@ -143,6 +154,13 @@ def _put_in_pieces(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
+
+
+def _in_pieces(parameter: torch.Tensor) -> bool:
+    """Whether ``parameter`` is a part or none: torch's, DeepSpeed's, or one of another stage."""
+    if hasattr(parameter, "lies_elsewhere"):
+        return True
+    return is_sharded(parameter) or hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
 
 def _all_of(model: nn.Module) -> Iterator[Any]:
@@ -180,10 +198,10 @@ def _waiting() -> Iterator[None]:
 
 
 def _torchs(hook: Any) -> bool:
-    """Tell a hook of torch's own engines: what it does belongs to the run."""
+    """Tell a hook of torch's own engines, or of DeepSpeed: what it does belongs to the run."""
     while inner := getattr(hook, "func", None) or getattr(hook, "hook", None):
         hook = inner  # functools.partial, and what torch puts around hooks that get the module
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+    return str(getattr(hook, "__module__", "")).startswith(("torch.distributed", "deepspeed"))
 
 
 def _refuse_dropped(first: int, dropped: list[int]) -> None:

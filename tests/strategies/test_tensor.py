@@ -120,3 +120,39 @@ def test_a_size_counts_ranks(size: Any) -> None:
 
 def test_the_planned_layers_are_linear() -> None:
     assert all(isinstance(Net().get_submodule(name), nn.Linear) for name in plan_of(Net(), PLAN))
+
+
+def trains_with(name: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    accelerator = Accelerator()
+    model = Net()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **settings)
+    prepared, optimizer = accelerator.prepare(model, optimizer)
+    for _ in range(3):
+        accelerator.backward(prepared(torch.ones(2, 4)).square().mean())
+        accelerator.clip_grad_value_(prepared.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+    kinds = sorted({type(one).__name__ for one in prepared.parameters()})
+    state = accelerator.get_state_dict(prepared)
+    values = [value for one in state.values() for value in one.flatten().tolist()]
+    return values, kinds, "\n".join(accelerator._explanation())
+
+
+def trains_with_all() -> Any:
+    return [
+        trains_with("AdamW"),
+        trains_with("AdamW", foreach=True),
+        trains_with("AdamW", fused=True),
+        trains_with("SGD", momentum=0.9, foreach=True),
+    ]
+
+
+def test_among_one_reader_only_layers_are_divided_and_any_optimizer_trains_the_mixture() -> None:
+    wish = TensorParallel(plan=PLAN)
+    found = notebook_launcher(trains_with_all, (), 2, device="cpu", strategy=wish, timeout_s=60)[0]
+    alone = notebook_launcher(trains_with_all, (), 1, device="cpu", timeout_s=60)[0]
+    for (values, kinds, lines), (wanted, _, _) in zip(found, alone, strict=True):
+        assert values == pytest.approx(wanted, abs=1e-6)
+        assert kinds == ["DTensor", "Parameter"]
+        assert "layers divided over 2 ranks" in lines and "sharded" not in lines
