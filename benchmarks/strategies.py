@@ -1,0 +1,418 @@
+"""What strategies cost and save: step time beside bare code, and bytes on each rank.
+
+Time: each strategy trains a small network (4 blocks of width 256, 64 rows a rank) beside bare torch
+or bare DeepSpeed code that lays the same model out the same way. Both run in one launch, in
+interleaved rounds; a number is the CPU time of a rank's main thread relative to the bare code's *in
+the same round*, over all ranks and rounds: median and quartiles. "ours" runs out of the launch's
+sight, "live" within it: losses captured, collectives watched.
+
+Bytes: a rank's parameters, gradients and optimizer states are its living tensors after a backward
+pass and after an update. "peak" is the most there was, also within forward passes, when a part of
+the model is whole.
+
+    python benchmarks/strategies.py --save
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextvars
+import gc
+import importlib.util
+import platform
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+RESULTS = Path(__file__).parent / "results" / "strategies.md"
+BATCH_SIZE = 64
+Step = Callable[[], None]
+loss_of = nn.functional.mse_loss
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(self.norm(x)).tanh())
+
+
+class Net(nn.Module):
+    tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}  # noqa: RUF012
+
+    def __init__(self, width: int = 256, depth: int = 4) -> None:
+        super().__init__()
+        self.enter = nn.Linear(16, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.leave = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x)
+
+
+def model_and_batch(rows: int = BATCH_SIZE) -> tuple[Net, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return Net(), torch.randn(rows, 16), torch.randn(rows, 1)
+
+
+def plain_step(model: Any, optimizer: Any, x: Tensor, y: Tensor) -> Step:
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+# ── bare code ─────────────────────────────────────────────────────────────────────────────────
+
+
+def bare_ddp() -> Step:
+    from torch.nn.parallel import DistributedDataParallel
+
+    model, x, y = model_and_batch()
+    wrapped = DistributedDataParallel(model)
+    return plain_step(wrapped, torch.optim.AdamW(wrapped.parameters()), x, y)
+
+
+def bare_fsdp(mesh: Any = None, model: Net | None = None) -> Step:
+    from torch.distributed.fsdp import fully_shard
+
+    fresh, x, y = model_and_batch()
+    model = model or fresh
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return plain_step(model, torch.optim.AdamW(model.parameters()), x, y)
+
+
+def divided(model: Net, mesh: Any) -> Net:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+    return parallelize_module(model, mesh, plan)
+
+
+def bare_tensor() -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    model, x, y = model_and_batch()
+    divided(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    groups: list[list[Tensor]] = [[], []]  # one call for all takes no mixture
+    for one in model.parameters():
+        groups[isinstance(one, DTensor)].append(one)
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups])
+    return plain_step(model, optimizer, x, y)
+
+
+def bare_tensor_and_fsdp() -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+    return bare_fsdp(mesh["dp"], divided(model_and_batch()[0], mesh["tp"]))
+
+
+def bare_pipeline() -> Step:
+    from torch.distributed.pipelining import Schedule1F1B, SplitPoint, pipeline
+
+    model, x, y = model_and_batch()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    spec = {"blocks.2": SplitPoint.BEGINNING}
+    stage = pipeline(model, (x[: BATCH_SIZE // size],), split_spec=spec).build_stage(
+        rank, torch.device("cpu")
+    )
+    schedule = Schedule1F1B(stage, size, loss_of)
+    optimizer = torch.optim.AdamW(stage.submod.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        losses: list[Tensor] = []
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=y, losses=losses)
+        loss = torch.stack(losses).mean() if losses else torch.zeros(())
+        dist.broadcast(loss.detach(), size - 1)  # every rank knows it, as it does with ours
+        optimizer.step()
+
+    return step
+
+
+def bare_zero() -> Step:
+    import deepspeed
+
+    model, x, y = model_and_batch()
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        config={
+            "train_micro_batch_size_per_gpu": BATCH_SIZE,
+            "zero_optimization": {"stage": 2},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        },
+        dist_init_required=False,
+    )
+
+    def step() -> None:
+        engine.backward(loss_of(engine(x), y))
+        engine.step()
+
+    return step
+
+
+# ── ours ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def ours(wish: Any) -> Step:
+    from notebook_accel import Accelerator
+
+    model, x, y = model_and_batch()
+    accelerator = Accelerator(cpu=True, strategy=wish)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        accelerator.backward(loss_of(model(x), y))
+        optimizer.step()
+
+    def staged_step() -> None:
+        optimizer.zero_grad()
+        accelerator.forward_backward(model, (x, y), loss_of)
+        optimizer.step()
+
+    return staged_step if type(wish).__name__ == "Pipeline" else step
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy: its wish as it is written, the number of ranks, and the bare code."""
+
+    wish: str
+    size: int
+    bare: Callable[[], Step]
+
+
+ROWS = {
+    "DDP": Row("DDP()", 2, bare_ddp),
+    "FSDP2": Row("FSDP()", 2, bare_fsdp),
+    "tensor": Row("TensorParallel(size=2)", 2, bare_tensor),
+    "tensor and FSDP2": Row("TensorParallel(size=2)", 4, bare_tensor_and_fsdp),
+    "pipeline": Row("Pipeline(stages=2, split=('blocks.2',))", 2, bare_pipeline),
+    "ZeRO-2": Row("DeepSpeed(zero_stage=2)", 2, bare_zero),
+}
+
+
+def wish_of(text: str) -> Any:
+    import notebook_accel
+
+    return eval(text, {name: getattr(notebook_accel, name) for name in [text.partition("(")[0]]})
+
+
+def ratios(name: str, rounds: int, num_steps: int) -> dict[str, list[float]]:
+    """Give the CPU time of each round relative to the bare code's; of that, microseconds a step."""
+    from notebook_accel import Accelerator
+
+    row = ROWS[name]
+    wish = wish_of(row.wish)
+    Accelerator(cpu=True, strategy=wish)  # joins the ranks
+    torch.set_num_threads(1)
+    shuffle = random.Random(0)  # alike on all ranks: they must run the same way together
+    loops: dict[str, Step] = {}
+    for way in ("bare", "ours", "live"):
+        sight = contextvars.copy_context() if way == "live" else contextvars.Context()
+        step = sight.run(row.bare) if way == "bare" else sight.run(ours, wish)
+
+        def loop(sight: Any = sight, step: Step = step) -> None:
+            for _ in range(num_steps):
+                sight.run(step)
+
+        loops[way] = loop
+        loop()
+    took: dict[str, list[float]] = {way: [] for way in loops}
+    for _ in range(rounds):
+        for way in shuffle.sample(list(loops), len(loops)):
+            start = time.thread_time()
+            loops[way]()
+            took[way].append((time.thread_time() - start) / num_steps * 1e6)
+    return {
+        "bare": took["bare"],
+        **{
+            way: [a / b for a, b in zip(took[way], took["bare"], strict=True)]
+            for way in ("ours", "live")
+        },
+    }
+
+
+# ── bytes ─────────────────────────────────────────────────────────────────────────────────────
+
+ZERO_3 = """DeepSpeed(zero_stage=3, config={"zero_optimization": {
+    "stage3_prefetch_bucket_size": 0, "stage3_max_live_parameters": 1_000_000,
+    "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 1_000,
+    "reduce_bucket_size": 530_000}})"""
+SHARDING = {"FSDP2": "FSDP()", "ZeRO-3": ZERO_3}
+
+
+def tensors() -> Iterator[Tensor]:
+    from torch.distributed.tensor import DTensor
+
+    for one in gc.get_objects():
+        if isinstance(one, Tensor) and not isinstance(one, DTensor):
+            yield one
+
+
+def num_bytes(but: set[int]) -> int:
+    """How much memory living tensors have, less that of storages in ``but``."""
+    storages = {}
+    for one in tensors():
+        storage = one.untyped_storage()
+        if storage.data_ptr() not in but:
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def weigh(text: str) -> dict[str, int]:
+    """Give the bytes of this rank: parameters (whole), and what lives at which moment."""
+    from notebook_accel import Accelerator
+
+    accelerator = Accelerator(cpu=True, strategy=wish_of(text))
+    x, y = torch.randn(8, 16), torch.randn(8, 1)
+    gc.collect()
+    before = {one.untyped_storage().data_ptr() for one in tensors()}
+    torch.manual_seed(0)
+    model: Any = Net(width=512, depth=8)
+    whole = sum(one.nbytes for one in model.parameters())
+    within: list[int] = []
+    for block in model.blocks:
+        block.up.register_forward_hook(lambda *_: within.append(num_bytes(before)))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    after: list[int] = []
+    for number in range(3):
+        loss = loss_of(model(x), y)
+        accelerator.backward(loss)
+        del loss
+        gc.collect()
+        after.append(num_bytes(before))
+        optimizer.step()
+        gc.collect()
+        after.append(num_bytes(before))
+        optimizer.zero_grad()
+        if number == 0:  # states are made in the first update
+            after.clear()
+            within.clear()
+    return {"whole": whole, "resident": max(after), "peak": max(*after, *within)}
+
+
+# ── tables ────────────────────────────────────────────────────────────────────────────────────
+
+
+def time_table(names: list[str], rounds: int, num_steps: int) -> list[str]:
+    from notebook_accel import notebook_launcher
+
+    lines = ["| strategy | ranks | bare, ms a step | ours | live |", "|" + " --- |" * 5]
+    for name in names:
+        size = ROWS[name].size
+        run = notebook_launcher(ratios, (name, rounds, num_steps), size, device="cpu")
+        found = {way: [one for rank in run for one in rank[way]] for way in run[0]}
+        low, middle, high = quantiles(found["bare"], n=4)
+        cells = [name, str(size), f"{middle / 1e3:.1f} ({low / 1e3:.1f} to {high / 1e3:.1f})"]
+        for way in ("ours", "live"):
+            low, middle, high = quantiles(found[way], n=4)
+            cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
+        lines.append("| " + " | ".join(cells) + " |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def byte_table(names: list[str], sizes: list[int]) -> list[str]:
+    from notebook_accel import notebook_launcher
+
+    lines = [
+        "| strategy | ranks | MB on a rank | of one rank's | to 1/N | peak, MB | to 1/N |",
+        "|" + " --- |" * 7,
+    ]
+    for name in names:
+        alone: dict[str, int] = {}
+        for size in sizes:
+            every = list(notebook_launcher(weigh, (SHARDING[name],), size, device="cpu"))
+            found = {key: max(rank[key] for rank in every) for key in every[0]}
+            alone = alone or found
+            cells = [name, str(size), f"{found['resident'] / 1e6:.1f}"]
+            cells.append(f"{found['resident'] / alone['resident']:.3f}")
+            cells.append(f"{found['resident'] * size / alone['resident'] - 1:+.1%}")
+            cells.append(f"{found['peak'] / 1e6:.1f}")
+            cells.append(f"{found['peak'] * size / alone['peak'] - 1:+.1%}")
+            lines.append("| " + " | ".join(cells) + " |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    """Measure, print and, with ``--save``, keep the tables."""
+    there = importlib.util.find_spec("deepspeed") is not None
+    rows = [name for name in ROWS if there or not name.startswith("ZeRO")]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", nargs="*", default=rows, choices=rows)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--save", action="store_true")
+    asked = parser.parse_args()
+    times = time_table(asked.rows, asked.rounds, asked.steps)
+    sharding = [name for name in SHARDING if there or not name.startswith("ZeRO")]
+    weights = byte_table(sharding, asked.ranks) if asked.ranks else []
+    if asked.save:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text("\n".join(page(asked, there, times, weights)))
+
+
+def page(asked: argparse.Namespace, there: bool, times: list[str], weights: list[str]) -> list[str]:
+    """Give the lines of the page that is kept."""
+    other = f", deepspeed {version('deepspeed')}" if there else ""
+    facts = f"{date.today()}; Python {platform.python_version()}, torch {torch.__version__}{other}"
+    return [
+        "# What strategies cost and save",
+        "",
+        f"{facts}; {asked.rounds} rounds of {asked.steps} steps, over gloo.",
+        "",
+        "## Step time beside bare code",
+        "",
+        "CPU time of a rank's main thread relative to the bare code's of the same round: median "
+        "(quartiles) over all ranks and rounds.",
+        "",
+        *times,
+        "",
+        "## Bytes on a rank",
+        "",
+        "Parameters, gradients and AdamW's states of a network of 8.4 million parameters, the "
+        "heaviest rank's; \"to 1/N\" is how far it is from an N-th of one rank's.",
+        "",
+        *weights,
+        "",
+    ]
+
+
+if __name__ == "__main__":
+    main()
