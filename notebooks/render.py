@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from latex2mathml.converter import convert
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 HERE = Path(__file__).resolve().parent
 CELL_TIMEOUT_S = 300
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+_TEX = re.compile(r"```.*?```|`[^`]*`|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$\n]+)\$", re.DOTALL)
 _TO_NOTEBOOK = re.compile(r"(\]\((?!\w+://)[^)#]+)\.ipynb(?=[)#])")
 _TO_DOCS = re.compile(r"\]\(\.\./\.\./docs/([^)#]+)\.md(?=[)#])")  # the site's pages are folders
 
@@ -53,13 +55,27 @@ def title_of(notebook: Any) -> str:
     return found.group(1) if found else "untitled"
 
 
+def formulas(text: str) -> str:
+    """The same Markdown with its TeX as MathML, which browsers draw without a script's help."""
+
+    def drawn(found: re.Match[str]) -> str:
+        block, inline = found["block"], found["inline"]
+        if block is None and inline is None:
+            return found[0]  # code
+        if block is None:
+            return str(convert(inline))
+        return f"\n{convert(block, display='block')}\n"
+
+    return _TEX.sub(drawn, text)
+
+
 def page_of(notebook: Any) -> str:
     """A notebook as HTML: links lead to pages, widgets are what they left to read."""
     shown = nbformat.from_dict(notebook)
     for cell in shown.cells:
         if cell.cell_type == "markdown":
             text = _TO_NOTEBOOK.sub(r"\1.html", cell.source)
-            cell.source = _TO_DOCS.sub(r"](../../\1/index.html", text)
+            cell.source = formulas(_TO_DOCS.sub(r"](../../\1/index.html", text))
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(_WIDGET, None)
     exporter = HTMLExporter(template_name="page", extra_template_basedirs=[str(HERE)])

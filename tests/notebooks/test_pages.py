@@ -67,3 +67,10 @@ def test_a_notebook_is_executed_and_its_page_and_outputs_lie_beside_each_other(
     ran = nbformat.read(tmp_path / "out" / "1_first" / "01_sums.ipynb", as_version=4)
     assert ran.cells[1].outputs[0].text == "42\n"
     assert "01_sums.html" in capsys.readouterr().out
+
+
+def test_formulas_are_drawn_without_a_script_and_code_is_left_alone(render):
+    text = "Let $x_i$ cost `$5`.\n\n$$\\frac{a}{b}$$\n\n```bash\necho $HOME $PATH\n```"
+    page = render.page_of(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)]))
+    assert page.count("<math") == 2 and "<mfrac>" in page
+    assert "$5" in page and "$HOME" in page and "$x_i$" not in page
