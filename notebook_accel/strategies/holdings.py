@@ -150,6 +150,7 @@ class Holdings:
         old = one.rest
         if one.owner != self._rank:
             old.data = _nothing(old, old.shape, self._device)
+            old.lies_elsewhere = True  # type: ignore[attr-defined]
         elif self._shares:
             assert self._mesh is not None
             full = old.detach().to(self._device)
@@ -239,6 +240,21 @@ class Holdings:
         named = self._model.named_parameters(remove_duplicate=False)
         return {name: one for name, one in named if id(one) in others}
 
+    def make_whole(self, tensor: Tensor) -> Tensor:
+        """Bring one of the model's parameters or buffers from the rank that has it.
+
+        Ranks: all ranks call it, in one order.
+        """
+        owner = next((rank for one, rank in self._tensors() if one is tensor), None)
+        return tensor.detach() if owner is None else self._brought(tensor, owner)
+
+    def _brought(self, tensor: Tensor, owner: int) -> Tensor:
+        full = whole(tensor.detach()) if owner == self._rank else _room(tensor, self._device)
+        full = full.to(self._device).contiguous()
+        source = dist.get_global_rank(self._group, owner)
+        watch.broadcast(full, source, group=self._group)
+        return full
+
     def state(self, keep: bool) -> dict[str, Any]:
         """Give the model's whole state in the memory of the CPU; nothing if not ``keep``.
 
@@ -246,10 +262,7 @@ class Holdings:
         """
         found: dict[int, Tensor] = {}
         for tensor, owner in self._tensors():
-            full = whole(tensor.detach()) if owner == self._rank else _room(tensor, self._device)
-            full = full.to(self._device).contiguous()
-            source = dist.get_global_rank(self._group, owner)
-            watch.broadcast(full, source, group=self._group)
+            full = self._brought(tensor, owner)
             if keep:
                 found[id(tensor)] = full.cpu()
         state = self._model.state_dict(keep_vars=True) if keep else {}

@@ -35,7 +35,12 @@ from notebook_accel.strategies.precision import plain_forward
 # Others may still work when this rank has returned, as long as they like.
 PATIENCE = timedelta(days=30)
 # Attributes by which torch and DeepSpeed know modules that they have sharded or divided.
-_MARKS = ("__composable_api_state", "_distribute_module_applied", "ds_", "_ds_", "_external_params")
+_MARKS = (
+    "__composable_api_state",
+    "_distribute_module_applied",
+    *("ds_", "_ds_", "_external_params", "_original_parameters", "all_parameters"),
+    *("pre_bwd_fn", "post_bwd_fn"),
+)
 Whole = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -6,6 +6,7 @@ Several ranks may share a stage: as copies, in parts, or with its layers divided
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,7 @@ from notebook_accel.strategies import sharding, tensor
 from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.holdings import Holdings
+from notebook_accel.strategies.homecoming import HOME
 from notebook_accel.strategies.layout import mesh_of_stages
 from notebook_accel.strategies.precision import Precision, plain_forward
 from notebook_accel.strategies.staged import Staged
@@ -108,6 +110,7 @@ class PipelineEngine(Engine):
         plain_forward(inner)
         if id(inner) not in self._models:
             self._models[id(inner)] = self._cut(inner)
+            HOME.expect(inner, _weakly(self._models[id(inner)].holdings.make_whole))
             watch_states(inner, self)
         inner.forward = StagedForward(inner.forward, self.precision, self)
         return model
@@ -213,7 +216,16 @@ class PipelineEngine(Engine):
             return staged.train((inputs,), targets, loss_fn, factor)
 
     def evaluate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the stages forward; every rank of the reader gets the output."""
+        """Run the stages forward; every rank of the reader gets the output.
+
+        Errors: RuntimeMisuse where other ranks are only played: their stages compute nothing.
+        """
+        if self.world.is_fake:
+            raise RuntimeMisuse(
+                "a model in stages was called under device='fake'",
+                "the last stage makes its output, and this rank is the only one that computes",
+                "leave evaluations out of a fake run",
+            )
         with self._meeting(FORWARD):
             return self._staged(model).evaluate(args, kwargs)
 
@@ -347,6 +359,18 @@ class PipelineEngine(Engine):
         return {**state, "state": own}
 
 
+def _weakly(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Call a method of what lives as long as its model, without keeping that alive."""
+    found = weakref.WeakMethod(method)
+
+    def call(tensor: Tensor) -> Tensor:
+        own = found()
+        assert own is not None
+        return own(tensor)
+
+    return call
+
+
 def _copies(wish: Pipeline, world: World) -> int:
     """How many ranks have the same part of a stage."""
     together = wish.num_ranks * (1 if wish.tensor is None else wish.tensor.size)
@@ -355,4 +379,4 @@ def _copies(wish: Pipeline, world: World) -> int:
         return readers
     if isinstance(wish.data.replicas, int):
         return wish.data.replicas
-    return min(readers, max(1, world.size // world.placement.local_size))
+    return min(readers, max(1, world.size // world.placement.machine_size))

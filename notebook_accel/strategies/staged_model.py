@@ -58,10 +58,13 @@ class StagedForward(MixedForward):
         return self.engine.evaluate(model, args, kwargs)
 
     def __reduce__(self) -> Any:
+        if not self.engine.is_divided(self.forward.__self__):
+            return super().__reduce__()
         raise RuntimeMisuse(
-            "a model in stages was returned from a rank, or pickled",
+            "a model in stages was pickled",
             "this rank holds only its own stages",
-            "return accelerator.get_state_dict(model), called on all ranks",
+            "write accelerator.get_state_dict(model), on all ranks; a model that is returned comes "
+            "home whole",
         )
 
 

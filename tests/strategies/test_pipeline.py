@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 
 from notebook_accel import Accelerator, notebook_launcher, prepare_pippy
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline
-from notebook_accel.errors import ConfigError, Explained, LaunchError, RunInterrupted
+from notebook_accel.errors import ConfigError, Explained, RunInterrupted
 from notebook_accel.strategies import stages
 from tests.agreement.test_strategies_agree import Net
 
@@ -321,15 +322,26 @@ def test_a_stopped_run_ends_and_salvages_no_half_of_a_model() -> None:
     assert error.value.result.history["loss"]
 
 
-def gives_its_model_away() -> nn.Module:
-    accelerator = Accelerator(cpu=True, strategy=Pipeline())
-    return accelerator.unwrap_model(accelerator.prepare(Net()))
+def gives_its_model_away(strategy: Any, learns: bool) -> dict[str, Any]:
+    accelerator = Accelerator(cpu=True, strategy=strategy)
+    torch.manual_seed(0)
+    model = Net()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    if learns:
+        accelerator.forward_backward(model, (X, Y), mse)
+        optimizer.step()
+        assert "write accelerator.get_state_dict(model)" in refusal(lambda: pickle.dumps(model))
+    return {"model": model, "state": accelerator.get_state_dict(model)}
 
 
-def test_a_model_of_which_a_rank_has_trained_a_part_is_not_given_away() -> None:
-    with pytest.raises(LaunchError) as error:
-        launch(gives_its_model_away)
-    assert "return accelerator.get_state_dict(model)" in str(error.value)
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_model_in_stages_comes_home_whole(learns: bool) -> None:
+    first, second = launch(gives_its_model_away, Pipeline(), learns)
+    model = first["model"]
+    assert type(model) is Net
+    assert all(torch.equal(one, first["state"][name]) for name, one in model.state_dict().items())
+    assert not model(X).isnan().any()
+    assert second["state"] == {}
 
 
 def trains(strategy: Any) -> list[float]:
