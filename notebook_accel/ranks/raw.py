@@ -2,19 +2,22 @@
 
 Whatever a call in Python is named (``dist.all_reduce``, imported early or late, by a library, on a
 group of some ranks), it comes to a method of torch's process groups, and whoever needs the result
-waits for the ``Work`` that this gives. Both are noted there, in launched workers only. What C++
-calls by itself is not seen: DDP's gradients (noted as ``backward``), functional collectives, and
-``new_group``.
+waits for the ``Work`` that this gives. Both are noted there, in launched workers only. Functional
+collectives, which DTensor is made of, go past these methods: they are noted at their functions.
+What C++ calls by itself is not seen: DDP's gradients (noted as ``backward``), and ``new_group``.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import threading
 import zlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from notebook_accel.config.placement import Placement
@@ -45,6 +48,19 @@ _METHODS: dict[str, tuple[str, int | None]] = {
     "recv_anysource": ("recv", None),
 }
 
+# Functions of torch's functional collectives, which call no method of a process group.
+_FUNCTIONS = {
+    "all_reduce": "all_reduce",
+    "all_gather_single": "all_gather",
+    "all_gather_single_autograd": "all_gather",
+    "broadcast": "broadcast",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_autograd": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "all_to_all_single_autograd": "all_to_all",
+}
+_FUNCTIONAL = "torch.distributed._functional_collectives"
+
 
 def watch_torch(pulse: Pulse, placement: Placement) -> None:
     """Let torch's process groups note in ``pulse`` what the main thread calls; once a process."""
@@ -61,18 +77,56 @@ def watch_torch(pulse: Pulse, placement: Placement) -> None:
         if method is not None:
             setattr(dist.ProcessGroup, name, _noting(method, kind, at, pulse, groups, is_noted))
     torchs: Any = dist.Work
-    wait = torchs.wait
+    torchs.wait = _waiting(torchs.wait, pulse, is_noted)
+    functional: Any = sys.modules.get(_FUNCTIONAL)
+    if functional is None:  # imported by nobody yet, and it takes long
+        return
+    for name, kind in _FUNCTIONS.items():
+        call = getattr(functional, name, None)
+        if call is not None:
+            setattr(functional, name, _noting_call(call, kind, pulse, groups, is_noted))
+    functional.wait_tensor = _waiting(functional.wait_tensor, pulse, is_noted)
 
+
+def _waiting(
+    wait: Callable[..., Any], pulse: Pulse, is_noted: Callable[[], bool]
+) -> Callable[..., Any]:
     @functools.wraps(wait)
-    def noted_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_noted():
-            return wait(work, *args, **kwargs)
+    def noted_wait(what: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not is_noted():
+            return wait(what, *args, **kwargs)
         pulse.again()
-        result = wait(work, *args, **kwargs)
+        result = wait(what, *args, **kwargs)
         pulse.leave()
         return result
 
-    torchs.wait = noted_wait
+    return noted_wait
+
+
+def _noting_call(
+    call: Callable[..., Any],
+    kind: str,
+    pulse: Pulse,
+    groups: _Groups,
+    is_noted: Callable[[], bool],
+) -> Callable[..., Any]:
+    number, at = KINDS.index(kind), list(inspect.signature(call).parameters).index("group")
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not is_noted():
+            return call(*args, **kwargs)
+        group = kwargs["group"] if "group" in kwargs else args[at]
+        pulse.enter(number, 0, *groups.of_any(group))
+        pulse.quiet = True  # one of them calls another
+        try:
+            result = call(*args, **kwargs)
+        finally:
+            pulse.quiet = False
+        pulse.leave()
+        return result
+
+    noted.__code__ = noted.__code__.replace(co_name=kind)
+    return functools.update_wrapper(noted, call)
 
 
 def _noting(
@@ -104,6 +158,14 @@ class _Groups:
         first = placement.rank - placement.local_rank
         self._here = range(first, first + placement.local_size)
         self._known: dict[str, tuple[int, int]] = {}
+
+    def of_any(self, group: Any) -> tuple[int, int]:
+        """Do what ``of`` does for whatever a functional collective takes for a group."""
+        if isinstance(group, tuple):
+            group = group[0].get_group(group[1])
+        elif hasattr(group, "get_group"):
+            group = group.get_group()
+        return self.of(group) if hasattr(group, "group_name") else (0, 0)
 
     def of(self, group: Any) -> tuple[int, int]:
         """Give the number of the group, and how many ranks of this machine are in it."""
