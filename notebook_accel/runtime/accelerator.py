@@ -318,6 +318,7 @@ class Accelerator(
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget everything prepared; gives a None for each object, to be assigned in its place."""
         self._wardrobe.clear()
+        self._engine.release()
         self._clock.reset()
         self._passes.active.clear()
         self._memory.clear()

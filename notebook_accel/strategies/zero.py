@@ -8,7 +8,7 @@ and step: then gradients are averaged, and DeepSpeed steps with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,15 +28,17 @@ from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.dummies import DummyScheduler
+from notebook_accel.strategies.homecoming import HOME
 from notebook_accel.strategies.precision import Precision, plain_forward
 from notebook_accel.strategies.zero_config import filled
+from notebook_accel.strategies.zero_parts import Held
+from notebook_accel.strategies.zero_scale import LossScale, scaling_of
 from notebook_accel.strategies.zero_start import (
     CastForward,
     deepspeed_on,
     initialized,
     made_scheduler,
     paired,
-    scaling_of,
 )
 
 _WHAT = {
@@ -45,22 +47,6 @@ _WHAT = {
     2: "gradients and optimizer states",
     3: "parameters, gradients and optimizer states",
 }
-
-
-@dataclass(frozen=True)
-class Held:
-    """A model in DeepSpeed's hands: its engine, and the optimizer whose numbers count.
-
-    ``given`` is the optimizer that was prepared, ``groups`` are the parameters that it had. Nobody
-    trains a model without one; in stage 3 it is in shards all the same.
-    """
-
-    engine: Any
-    stage: int
-    optimizer: Optimizer | None
-    given: Optimizer | None
-    groups: tuple[tuple[Any, ...], ...]
-    dtypes: dict[str, torch.dtype]
 
 
 class ZeroEngine(Engine):
@@ -74,7 +60,8 @@ class ZeroEngine(Engine):
         self.layout = Layout(world.rank, world.size)
         self._scaling = {} if precision.scaler is None else scaling_of(precision.scaler)
         filled(wish, precision.name, self._scaling)  # what cannot be is said before all else
-        precision.scaler = None  # DeepSpeed has its own
+        if precision.scaler is not None:
+            precision.scaler = LossScale(self._scaling, self._loss_scaler)  # type: ignore[assignment]
         if world.is_fake:
             raise ConfigError(
                 'strategy=DeepSpeed(...) with device="fake"',
@@ -87,6 +74,12 @@ class ZeroEngine(Engine):
         self._closed: set[int] = set()  # optimizers whose window is closed, and not stepped yet
         self._fed = False  # whether gradients wait
         self._pulse = watch.pulse()
+
+    def release(self) -> None:
+        """Let go of all models."""
+        for held in self._held:
+            held.engine.destroy()
+        self._held.clear()
 
     def follow(self, wish: Strategy) -> None:
         """Take another wish for what is wrapped from now on.
@@ -146,8 +139,10 @@ class ZeroEngine(Engine):
         let_batch_norms_meet(inner, self.world.device)
         self.mix(model)
         engine, own = initialized(self.deepspeed, inner, optimizer, config, self.wish.config)
-        context.encoders[type(engine)] = zero_parts.undressed
-        context.encoders[type(inner)] = zero_parts.undressed
+        context.encoders[type(engine)] = attrgetter("module")
+        named = [*inner.named_parameters(), *inner.named_buffers()]
+        formats = {id(one): dtypes.get(name, one.dtype) for name, one in named}
+        HOME.expect(inner, lambda one: zero_parts.whole_tensor(one).to(formats[id(one)]))
         return Held(engine, self.wish.zero_stage or 2, own, optimizer, groups, dtypes)
 
     def mix(self, model: nn.Module) -> nn.Module:
@@ -237,7 +232,7 @@ class ZeroEngine(Engine):
         held = self._closed_for(listed)
         if held is None:
             return super().clip_grad_norm(listed, max_norm, norm_type)
-        pieces = zero_parts.gradients(held.engine, listed)
+        pieces = zero_parts.gradients(held.engine, listed) if self._fed else []
         norm = zero_parts.total_norm(held.engine, pieces, norm_type)
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         if bool(torch.isfinite(norm)):  # an overflow stays one, for DeepSpeed to find
@@ -253,7 +248,7 @@ class ZeroEngine(Engine):
             super().clip_grad_value(listed, clip_value)
             return
         limit = clip_value * zero_parts.scale(held.engine)
-        for one in zero_parts.gradients(held.engine, listed):
+        for one in zero_parts.gradients(held.engine, listed) if self._fed else ():
             one.clamp_(-limit, limit)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float | Tensor) -> None:
@@ -336,13 +331,6 @@ class ZeroEngine(Engine):
             return super().load_into(model, state, strict)
         return zero_parts.load_model(held.engine, state, strict)
 
-    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave, or the plain module's state; each rank takes its part.
-
-        Ranks: all ranks call it.
-        """
-        self.load_into(model, state, strict=True)
-
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Give the optimizer's whole state, in torch's form.
 
@@ -373,6 +361,10 @@ class ZeroEngine(Engine):
             super().load_optimizer_state(optimizer, state)
             return
         zero_parts.load_optimizer_state(held.engine, optimizer, held.groups, state)
+
+    def _loss_scaler(self) -> Any:
+        found = [one.engine.optimizer.loss_scaler for one in self._training]
+        return found[0] if found else None
 
     @property
     def _training(self) -> list[Held]:

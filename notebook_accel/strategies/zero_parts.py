@@ -7,16 +7,32 @@ time, by DeepSpeed's own functions, and cut up again by them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks import watch
 
 Engine = Any  # deepspeed.DeepSpeedEngine: a package that may not be there
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model in DeepSpeed's hands: its engine, and the optimizer whose numbers count.
+
+    ``given`` is the optimizer that was prepared, ``groups`` are the parameters that it had. Nobody
+    trains a model without one; in stage 3 it is in shards all the same.
+    """
+
+    engine: Engine
+    stage: int
+    optimizer: Optimizer | None
+    given: Optimizer | None
+    groups: tuple[tuple[Any, ...], ...]
+    dtypes: dict[str, torch.dtype]
 
 
 # ── gradients ─────────────────────────────────────────────────────────────────────────────────
@@ -135,8 +151,8 @@ def trained(engine: Engine) -> list[Any]:
     return [one for group in groups or getattr(zero, "fp16_groups", []) for one in group]
 
 
-def whole_parameter(parameter: Any) -> Tensor:
-    """Give the whole of a parameter, in float32 where there is such a copy.
+def whole_tensor(parameter: Any) -> Tensor:
+    """Give the whole of a parameter, in float32 where there is such a copy; buffers are whole.
 
     Ranks: all ranks call it.
     """
@@ -167,8 +183,8 @@ def model_state(model: nn.Module, dtypes: Mapping[str, torch.dtype], keep: bool)
             state[name] = tensor
             continue
         if id(tensor) not in done:
-            value = whole_parameter(tensor) if isinstance(tensor, nn.Parameter) else tensor
-            value = value.detach().to(dtypes.get(name, value.dtype))
+            value = whole_tensor(tensor)
+            value = value.to(dtypes.get(name, value.dtype))
             done[id(tensor)] = value.to("cpu", copy=True) if keep else None
         state[name] = done[id(tensor)]
     return state if keep else {}
@@ -211,26 +227,6 @@ def load_model(engine: Engine, state: Mapping[str, Any], strict: bool) -> Any:
             parameter = model.get_parameter(alike[0])
             _keep_piece(engine, parameter, given[alike[0]])
     return nn.modules.module._IncompatibleKeys(missing, unexpected)
-
-
-def undressed(model: Any) -> Any:
-    """Give a model as it may travel: without DeepSpeed's hooks and marks."""
-    inner = getattr(model, "module", model) if hasattr(model, "zero_optimization") else model
-    if any(hasattr(one, "ds_id") for one in inner.parameters()):
-        raise RuntimeMisuse(
-            f"a model in shards ({type(inner).__name__}, ZeRO stage 3) was returned from a rank",
-            "this rank holds only its parts, and parts mean nothing outside the run",
-            "return accelerator.get_state_dict(model), called on all ranks: rank 0's is whole, and "
-            "load_state_dict takes it; or save_model(model, folder)",
-        )
-    for module in inner.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
-            for key, hook in list(hooks.items()):
-                if getattr(hook, "__module__", "").startswith("deepspeed"):
-                    del hooks[key]
-    for parameter in inner.parameters():
-        vars(parameter).clear()
-    return inner
 
 
 # ── optimizers ────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -198,7 +197,8 @@ def made_scheduler(
                 f"write a value there, or DummyScheduler(optimizer, {name}=...)",
             )
         parameters[name] = fillings[name] if value == AUTO else value
-    return getattr(lr_schedules, section["type"])(optimizer, **parameters)
+    with quiet():  # it warns of its own first look at the rate
+        return getattr(lr_schedules, section["type"])(optimizer, **parameters)
 
 
 @contextmanager
@@ -214,11 +214,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
-
-
-def scaling_of(scaler: torch.amp.GradScaler) -> dict[str, float]:
-    """Read how a loss scale starts and moves."""
-    return {"init_scale": scaler.get_scale(), "growth_interval": scaler.get_growth_interval()}
 
 
 class CastForward(MixedForward):
