@@ -35,6 +35,7 @@ def train():
 
 @pytest.fixture(scope="module")
 def used_kernel():
+    """A kernel for the tests of this module; what they do to it, nobody undoes."""
     env = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "2")
     env["OMP_WAIT_POLICY"] = "PASSIVE"  # waiting threads sleep: there are more of them than cores
     with Kernel(env) as kernel:
@@ -62,19 +63,21 @@ def test_a_kernel_that_used_two_openmp_libraries_forks_workers_of_two_threads(us
     assert used_kernel.run("use_threads(); print('fine')").out == "fine\n"
 
 
-def test_a_kernel_that_opened_cuda_launches_fresh_workers_and_says_why(own_kernel):
-    reply = own_kernel.run(
+def test_a_kernel_that_opened_cuda_launches_fresh_workers_and_says_why(used_kernel):
+    reply = used_kernel.run(
+        "as_it_was = torch.cuda._is_in_bad_fork\n"
         "torch.cuda.is_initialized = torch.cuda._is_in_bad_fork = lambda: True\n"
         + launch("tens", "auto", "; print(run.values)")
     )
     assert "by forkserver (CUDA is open in this kernel)" in reply.out
     assert "[10, 10]" in reply.out, reply.messages
-    reply = own_kernel.run("torch.cuda.is_initialized = lambda: False\n" + launch("tens"))
+    reply = used_kernel.run("torch.cuda.is_initialized = lambda: False\n" + launch("tens"))
     assert "by forkserver (a forked process could not use CUDA" in reply.out
-    reply = own_kernel.run(launch("tens", "fork"))
+    reply = used_kernel.run(launch("tens", "fork"))
     assert reply.error == "LaunchError"
     assert "cannot fork workers: a forked process could not use CUDA" in reply.traceback
     assert "leave out start_method" in reply.traceback
+    used_kernel.run("torch.cuda._is_in_bad_fork = as_it_was")
 
 
 def test_each_worker_gets_its_share_of_the_cores_as_threads(kernel):
@@ -83,20 +86,20 @@ def test_each_worker_gets_its_share_of_the_cores_as_threads(kernel):
     assert f"[{max(1, cores // 2)}, {max(1, cores // 2)}]" in reply.out, reply.messages
 
 
-def test_a_kernel_with_a_process_group_of_its_own_launches_fresh_workers(own_kernel):
-    own_kernel.run(
+def test_a_kernel_with_a_process_group_of_its_own_launches_fresh_workers(used_kernel):
+    used_kernel.run(
         "group = dict(RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='0')\n"
         "os.environ.update(group); dist.init_process_group('gloo')\n"
         "for name in group: del os.environ[name]"
     )
-    reply = own_kernel.run(launch("tens", "auto", "; print(run.values)"))
+    reply = used_kernel.run(launch("tens", "auto", "; print(run.values)"))
     assert "by forkserver (a process group of torch.distributed is open" in reply.out
     assert "[10, 10]" in reply.out, reply.messages
-    reply = own_kernel.run(launch("tens", "fork"))
+    reply = used_kernel.run(launch("tens", "fork"))
     assert reply.error == "LaunchError"
     assert "cannot use an accelerator or a process group that its parent opened" in reply.traceback
-    own_kernel.run("dist.destroy_process_group()")
-    assert "by fork (" in own_kernel.run(launch("tens")).out
+    used_kernel.run("dist.destroy_process_group()")
+    assert "by fork (" in used_kernel.run(launch("tens")).out
 
 
 def test_a_worker_cannot_reach_the_kernels_event_loop(kernel):
@@ -115,16 +118,16 @@ def test_a_worker_cannot_reach_the_kernels_event_loop(kernel):
     assert kernel.run("print('it hears')", timeout_s=20).out == "it hears\n"
 
 
-def test_coroutines_run_in_workers_of_a_kernel_whose_loops_nest(own_kernel):
+def test_coroutines_run_in_workers_of_a_kernel_whose_loops_nest(used_kernel):
     """What ``nest_asyncio`` does is much used in notebooks: it runs the loop that it finds."""
-    own_kernel.run(
+    used_kernel.run(
         "import asyncio\ntry:\n    import nest_asyncio2 as nesting\n"
         "except ImportError:\n    import nest_asyncio as nesting\nnesting.apply()\n"
         "async def later():\n    await asyncio.sleep(0.01); return rank()\n"
         "def train():\n    return asyncio.run(later()), asyncio.run(later())"
     )
-    cell = own_kernel.start(launch("train", "fork", "; print(run.values)"))
-    behind = own_kernel.start("print('in the kernel', os.getpid())")
-    reply = own_kernel.finish(cell)
+    cell = used_kernel.start(launch("train", "fork", "; print(run.values)"))
+    behind = used_kernel.start("print('in the kernel', os.getpid())")
+    reply = used_kernel.finish(cell)
     assert "[(0, 0), (1, 1)]" in reply.out, reply.messages
-    assert own_kernel.finish(behind).out == f"in the kernel {own_kernel.pid}\n"
+    assert used_kernel.finish(behind).out == f"in the kernel {used_kernel.pid}\n"

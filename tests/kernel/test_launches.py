@@ -8,20 +8,27 @@ import signal
 import pytest
 
 from tests.kernel.cells import check_aftermath, go, launch, start_meeting, wait_for_file
+from tests.kernel.conftest import prepared
 from tests.support.kernels import alive, family, forkservers, wait_gone
 
 both_methods = pytest.mark.parametrize("method", ["fork", "forkserver"])
 
 
+@pytest.fixture(scope="module")
+def another_kernel():
+    with prepared() as kernel:
+        yield kernel
+
+
 @both_methods
-def test_two_kernels_launch_at_once(kernel, own_kernel, method):
+def test_two_kernels_launch_at_once(kernel, another_kernel, method):
     body = "connect()\nfor step in range(200):\n    dist.barrier()\nprint('done', rank())"
-    for one in (kernel, own_kernel):
+    for one in (kernel, another_kernel):
         one.run("def train():\n" + "\n".join("    " + line for line in body.splitlines()))
     first = kernel.start(launch("train", method, num_processes=2))
-    second = own_kernel.start(launch("train", method, num_processes=3))
+    second = another_kernel.start(launch("train", method, num_processes=3))
     assert kernel.finish(first).out.count("done") == 2
-    assert own_kernel.finish(second).out.count("done") == 3
+    assert another_kernel.finish(second).out.count("done") == 3
 
 
 def test_launches_follow_each_other_with_other_process_counts_and_methods(kernel):

@@ -140,50 +140,6 @@ def test_two_notebooks_record_at_once_on_one_shelf(
     assert reply.out == "1 60\n", "running ones were kept, then the limit held"
 
 
-def test_a_restarted_kernel_shows_the_run_and_the_interrupted_one_is_its_partial_result(
-    own_kernel: Kernel, root: Path, tmp_path: Path
-) -> None:
-    kernel = own_kernel
-    prepare(kernel, root)
-    cell = launched(kernel, tmp_path, work="0.05")
-    go(tmp_path)
-    kernel.interrupt()
-    assert kernel.finish(cell, timeout_s=20).error == "RunInterrupted"
-    reply = kernel.run(
-        "result, last = sys.last_value.result, runs.last()\n"
-        "print(last.id == result.id, last.history['loss'] == result.history['loss'], last.ended)\n"
-        "print(runs.get(sys.last_value).id == last.id, last.logs(0) == result.logs(0))"
-    )
-    assert reply.out == "True True stopped\nTrue True\n", reply.traceback
-    before = kernel.run("print(repr(last))").out
-    kernel.restart()
-    prepare(kernel, root)
-    reply = kernel.run("last = runs.last()\nlast.show()")
-    assert not reply.error, reply.traceback
-    shown = reply.displays[-1]
-    assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
-    assert "main" not in shown["text/plain"] and "train on 2 CPU processes" in shown["text/plain"]
-    assert kernel.run("print(repr(last))").out == before
-    reply = kernel.run("runs.list()")
-    assert any("■ stopped" in str(content) for _, content in reply.messages)
-
-
-def test_a_killed_kernels_run_is_on_record_as_far_as_it_came(
-    own_kernel: Kernel, notebooks: tuple[Kernel, Kernel], root: Path, tmp_path: Path
-) -> None:
-    kernel, other = own_kernel, notebooks[1]
-    prepare(kernel, root)
-    launched(kernel, tmp_path)
-    eventually(other, "print(runs.last().ended, runs.last().step)", "running 30")
-    everybody = family(kernel.pid)
-    kernel.kill()
-    assert wait_gone(everybody) == set()
-    reply = other.run("last = runs.last(); print(last.ended, last.step, last.logs(0))")
-    assert reply.out.startswith("lost with its kernel 30 "), reply.traceback
-    assert "rank 0 begins" in reply.out
-    assert "† lost with its kernel" in other.run("print(runs.list())").out
-
-
 def test_a_failed_run_is_on_record_with_its_error(
     notebooks: tuple[Kernel, Kernel], tmp_path: Path
 ) -> None:
@@ -222,3 +178,49 @@ def test_nothing_is_written_when_records_are_off(
     )
     assert reply.out.endswith("None finished\n"), reply.traceback
     assert not root.exists() and set(Path.cwd().iterdir()) == before
+
+
+def test_a_restarted_kernel_shows_the_run_and_the_interrupted_one_is_its_partial_result(
+    own_kernel: Kernel, root: Path, tmp_path: Path
+) -> None:
+    kernel = own_kernel
+    prepare(kernel, root)
+    cell = launched(kernel, tmp_path, work="0.05")
+    go(tmp_path)
+    kernel.interrupt()
+    assert kernel.finish(cell, timeout_s=20).error == "RunInterrupted"
+    reply = kernel.run(
+        "result, last = sys.last_value.result, runs.last()\n"
+        "print(last.id == result.id, last.history['loss'] == result.history['loss'], last.ended)\n"
+        "print(runs.get(sys.last_value).id == last.id, last.logs(0) == result.logs(0))"
+    )
+    assert reply.out == "True True stopped\nTrue True\n", reply.traceback
+    before = kernel.run("print(repr(last))").out
+    kernel.restart()
+    prepare(kernel, root)
+    reply = kernel.run("last = runs.last()\nlast.show()")
+    assert not reply.error, reply.traceback
+    shown = reply.displays[-1]
+    assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
+    assert "main" not in shown["text/plain"] and "train on 2 CPU processes" in shown["text/plain"]
+    assert kernel.run("print(repr(last))").out == before
+    reply = kernel.run("runs.list()")
+    assert any("■ stopped" in str(content) for _, content in reply.messages)
+
+
+# ── the end of the first notebook, which no other test may need any more ──────────────────────
+
+
+def test_a_killed_kernels_run_is_on_record_as_far_as_it_came(
+    notebooks: tuple[Kernel, Kernel], tmp_path: Path
+) -> None:
+    kernel, other = notebooks
+    launched(kernel, tmp_path)
+    eventually(other, "print(runs.last().ended, runs.last().step)", "running 30")
+    everybody = family(kernel.pid)
+    kernel.kill()
+    assert wait_gone(everybody) == set()
+    reply = other.run("last = runs.last(); print(last.ended, last.step, last.logs(0))")
+    assert reply.out.startswith("lost with its kernel 30 "), reply.traceback
+    assert "rank 0 begins" in reply.out
+    assert "† lost with its kernel" in other.run("print(runs.list())").out
