@@ -29,6 +29,10 @@ WAYS = {
         4, "FSDP",
         (*AXES, "--parallelism_config_tp_size", "2", "--parallelism_config_dp_shard_size", "2"),
     ),
+    "pipeline": (2, "MULTI_CPU", (*AXES, "--parallelism_config_pp_size", "2")),
+    "Megatron's degrees": (
+        2, "MEGATRON_LM", ("--use_megatron_lm", "--megatron_lm_pp_degree", "2"),
+    ),
     "zero 2": (2, "DEEPSPEED", ("--use_deepspeed", "--zero_stage", "2")),
 }  # fmt: skip
 
