@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
 from typing import Any
 
 from notebook_accel.config.wishes import Strategy
+from notebook_accel.config.written import written
 from notebook_accel.events import discretion, shelf
 from notebook_accel.events.story import About
 from notebook_accel.launch.plan import LaunchPlan
@@ -47,21 +47,10 @@ def about(
 def _described(value: Any, name: str) -> Any:
     try:
         if isinstance(value, Strategy):
-            value = _written(value)
+            value = written(value)
         return discretion.described(value, name)
     except Exception:  # a person's object that does not like to be looked at: no reason to fail
         return f"<{type(value).__name__}>"
-
-
-def _written(wish: Strategy) -> str:
-    """Write a strategy as a person would: with the settings that are not its defaults."""
-    given = []
-    for one in fields(wish):
-        usual = one.default if one.default_factory is MISSING else one.default_factory()
-        value = getattr(wish, one.name)
-        if value != usual:
-            given.append(f"{one.name}={value!r}")
-    return f"{type(wish).__name__}({', '.join(given)})"
 
 
 def _seed() -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -16,6 +16,7 @@ from notebook_accel.config.offers import Offer, offers
 from notebook_accel.config.schema import check_choice
 from notebook_accel.config.sizes import Sizes
 from notebook_accel.config.wishes import SingleDevice, Strategy
+from notebook_accel.config.written import written
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.capacity import Capacity, capacity
 from notebook_accel.launch.machine import Machine, read_machine
@@ -169,7 +170,7 @@ def advise(
     found = capacity(devices, here)
     precision = _precision(mixed_precision, found, here)
     training = Training(len(found.devices), precision, optimizer)
-    sizes = _sizes(model, batch, precision, loss_fn)
+    sizes = sizes_of(model, batch, precision, loss_fn)
     fitting: list[Estimate] = []
     others: list[Estimate] = []
     for one in offers(sizes, training.num_ranks):
@@ -179,18 +180,6 @@ def advise(
             (fitting if made.fits else others).append(made)
     others.sort(key=lambda one: one.memory.total)
     return Advice((*fitting, *others), sizes, training, found)
-
-
-def written(wish: Strategy) -> str:
-    """Write a strategy as a person would: with the settings that are not its defaults."""
-    given = []
-    for one in fields(wish):
-        usual = one.default if one.default_factory is MISSING else one.default_factory()
-        value = getattr(wish, one.name)
-        if value != usual and not (usual is None and value == {}):
-            said = written(value) if isinstance(value, Strategy) else repr(value)
-            given.append(f"{one.name}={said}".replace("'", '"'))
-    return f"{type(wish).__name__}({', '.join(given)})"
 
 
 def count(number: int) -> str:
@@ -216,7 +205,11 @@ def _precision(asked: str | None, found: Capacity, machine: Callable[[], Machine
     return preselected(found.devices, Machine())[0]
 
 
-def _sizes(model: Any, batch: Any, precision: str, loss_fn: Any) -> Sizes:
+def sizes_of(model: Any, batch: Any = None, precision: str = "no", loss_fn: Any = None) -> Sizes:
+    """Measure what a person has of a model: a module, what makes one, or a number of parameters.
+
+    Errors: ConfigError for anything else.
+    """
     if isinstance(model, int) and not isinstance(model, bool) and model > 0:
         return Sizes.of_number(model)
     is_module = callable(getattr(model, "named_parameters", None))

@@ -59,7 +59,7 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
     Errors: ConfigError; NotHere for what this version has no engine for.
     """
     env = dict(env or {})
-    wish = arguments.get("strategy")
+    wish = arguments.get("strategy") or getattr(config, "wish", None)
     refuse_class(wish)
     if isinstance(wish, Strategy):  # a word is a setting like others; a wish is more than that
         arguments = {**arguments, "strategy": None}

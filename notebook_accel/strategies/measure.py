@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -116,6 +115,8 @@ class _Cut:
 
 def _divided(model: nn.Module) -> dict[str, _Cut]:
     """Give the modules that the model's own tensor parallel plan divides."""
+    if not (getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)):
+        return {}
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     from notebook_accel.strategies.tensor import plan_of
@@ -232,6 +233,8 @@ def _kept(
     divided: Mapping[str, _Cut],
 ) -> tuple[Kept | None, str, bool]:
     """Run a fake copy of ``model``: what it keeps, or why it cannot, and whether it attends."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # imports much
+
     half = HALVES.get(precision)
     saved = _Saved()
     try:

@@ -10,17 +10,19 @@ another pick needs no repair of state.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from notebook_accel.config.absent import refuse_unbuilt
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
+from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError, NotHere
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.plan import LaunchPlan, plan
 from notebook_accel.launch.precisions import Standing, preselected, standing
+from notebook_accel.ui import menu
 
 Place = str | int | tuple[int, ...]
 AUTOMATIC = (None, "auto", "auto-or-cpu")
@@ -30,20 +32,20 @@ AUTOMATIC = (None, "auto", "auto-or-cpu")
 class Choice:
     """A value for every setting that pickers ask; fields are named as in the catalogue.
 
-    ``device`` is "cpu", "mps", "cuda" (all GPUs), one GPU's number or several.
+    ``device`` is "cpu", "mps", "cuda" (all GPUs), one GPU's number or several; ``strategy`` a word
+    of the setting, or a wish where its questions were answered.
     """
 
     device: Place
     num_processes: int
     mixed_precision: str
-    strategy: str
+    strategy: str | Strategy
     gradient_accumulation_steps: int
 
     def settings(self, names: Collection[str]) -> dict[str, Any]:
-        """Give the settings called ``names`` as a ``RunConfig`` takes them, in that order."""
-        values = asdict(self)
-        values["device"] = list(self.device) if isinstance(self.device, tuple) else self.device
-        return {name: values[name] for name in names}
+        """Give the settings called ``names``, in that order; GPUs as a list."""
+        values = {name: getattr(self, name) for name in names}
+        return {n: list(one) if isinstance(one, tuple) else one for n, one in values.items()}
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def decide(wishes: Mapping[str, Any], machine: Machine, firm: Collection[str] = 
     for name, (default, admit) in _RULES.items():
         if name in wishes:
             try:
-                refuse_unbuilt(RunConfig(**{name: wishes[name]}))
+                if not (name == "strategy" and menu.is_beyond_settings(wishes[name])):
+                    refuse_unbuilt(RunConfig(**{name: wishes[name]}))
                 values[name] = admit(wishes[name], values, machine)
                 continue
             except (ConfigError, NotHere) as error:
@@ -136,6 +139,8 @@ def most_processes(choice: Choice, machine: Machine) -> int | None:
 
 def offered(name: str) -> tuple[Any, ...]:
     """List the choices of a setting that this version can carry out."""
+    if name == "strategy":
+        return tuple(menu.offered_words())
     return tuple(one for one in SETTINGS[name].choices if one not in SETTINGS[name].coming)
 
 
@@ -191,6 +196,10 @@ def _precision(wish: Any, values: Mapping[str, Any], machine: Machine) -> str:
     return str(wish)
 
 
+def _strategy(wish: Any, values: Mapping[str, Any], machine: Machine) -> str | Strategy:
+    return menu.admitted(wish, values["num_processes"])
+
+
 def _as_wished(wish: Any, values: Mapping[str, Any], machine: Machine) -> Any:
     return wish
 
@@ -206,7 +215,7 @@ _RULES: dict[str, tuple[Any, Any]] = {
         lambda values, machine: preselected(devices_of(values["device"], machine), machine)[0],
         _precision,
     ),
-    "strategy": (lambda values, machine: SETTINGS["strategy"].default, _as_wished),
+    "strategy": (lambda values, machine: SETTINGS["strategy"].default, _strategy),
     "gradient_accumulation_steps": (
         lambda values, machine: SETTINGS["gradient_accumulation_steps"].default,
         _as_wished,

@@ -6,13 +6,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from notebook_accel.config.installed import is_installed
+from notebook_accel.config.sizes import Sizes
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.plan import plan
 from notebook_accel.launch.precisions import preselected, standing
+from notebook_accel.ui import menu
 from notebook_accel.ui.choices import Choice, devices_of, planned
-from notebook_accel.ui.model_size import Footprint, ModelSize, footprint
+from notebook_accel.ui.footprints import Alternative, Footprint, by_precision, by_strategy, room
 from notebook_accel.ui.words import size as size_words
 
 Severity = Literal["note", "warning", "error"]
@@ -39,6 +42,7 @@ class Outlook:
     batch: str
     precision: str
     memory: tuple[Footprint, ...]
+    strategies: tuple[Alternative, ...]
     findings: tuple[Finding, ...]
 
 
@@ -49,22 +53,25 @@ def outlook(
     wishes: Mapping[str, object],
     dropped: Mapping[str, str],
     batch_size: int | None = None,
-    size: ModelSize | None = None,
+    sizes: Sizes | None = None,
 ) -> Outlook:
     """Tell what ``choice`` means on ``machine``; ``asked`` are the settings that it answers."""
-    memory = _footprints(size, choice)
+    memory = by_precision(sizes, choice)
+    strategies = by_strategy(sizes, choice, machine)
     findings = [
         *(Finding("note", text) for text in dropped.values()),
         *_tpu_findings(machine),
         *_device_findings(choice, machine, asked),
         *_precision_findings(choice, machine, asked),
-        *_memory_findings(choice, machine, memory),
+        *(_strategy_findings(choice, sizes) if "strategy" in asked else []),
+        *_memory_findings(choice, machine, memory, strategies),
     ]
     return Outlook(
         ranks_words(choice, machine),
         batch_words(choice, batch_size),
         precision_words(choice, machine, "mixed_precision" in wishes),
         memory,
+        strategies,
         tuple(findings),
     )
 
@@ -81,10 +88,12 @@ def ranks_words(choice: Choice, machine: Machine) -> str:
 def batch_words(choice: Choice, batch_size: int | None) -> str:
     """Say how many samples one optimizer step sees; the batch size is per rank."""
     ranks, steps = choice.num_processes, choice.gradient_accumulation_steps
-    factors = [f"{ranks} ranks"] * (ranks > 1) + [f"{steps} micro-batches"] * (steps > 1)
+    readers = menu.num_readers(choice.strategy, ranks)
+    groups = f"{readers} ranks" if readers == ranks else f"{readers} groups of {ranks // readers}"
+    factors = [groups] * (readers > 1) + [f"{steps} micro-batches"] * (steps > 1)
     if batch_size is None:
         return "one update sees " + " x ".join(["the loader's batch size", *factors])
-    total = batch_size * ranks * steps
+    total = batch_size * readers * steps
     if not factors:
         return f"one update sees {total:,} samples"
     return f"one update sees {' x '.join([str(batch_size), *factors])} = {total:,} samples"
@@ -103,15 +112,6 @@ def precision_words(choice: Choice, machine: Machine, was_picked: bool) -> str:
 def spoken(precision: str) -> str:
     """Say a precision as a number format."""
     return "float32" if precision == "no" else precision
-
-
-def _footprints(size: ModelSize | None, choice: Choice) -> tuple[Footprint, ...]:
-    """Tell what a rank holds, for the strategies of which that is known beforehand."""
-    if size is None or choice.strategy not in ("auto", "ddp", "fsdp"):
-        return ()
-    sharded = choice.strategy == "fsdp"
-    names = ("no", "bf16", "fp16")
-    return tuple(footprint(size, name, choice.num_processes, sharded) for name in names)
 
 
 def _tpu_findings(machine: Machine) -> list[Finding]:
@@ -133,8 +133,6 @@ def _device_findings(choice: Choice, machine: Machine, asked: Collection[str]) -
     if idle:
         word = "stay" if len(idle) > 1 else "stays"
         found.append(Finding("note", f"{' and '.join(map(_name, idle))} {word} idle"))
-    if choice.strategy != "auto" and choice.num_processes == 1:
-        found.append(Finding("note", f"{choice.strategy} has nothing to share out on 1 rank"))
     if len({one.name for one in used}) > 1:
         found.append(Finding("note", "unlike GPUs: the slowest one sets the pace of all"))
     if any(one.uuid.startswith("MIG-") for one in used):
@@ -157,25 +155,49 @@ def _precision_findings(choice: Choice, machine: Machine, asked: Collection[str]
     return [Finding("warning", text, f"{spoken(preselected(used, machine)[0])} suits better")]
 
 
+def _strategy_findings(choice: Choice, sizes: Sizes | None) -> list[Finding]:
+    word = menu.word_of(choice.strategy)
+    found = []
+    if word != menu.AUTO and choice.num_processes == 1:
+        found.append(Finding("note", f"{word} has nothing to share out on 1 rank"))
+    if word == "deepspeed" and not is_installed("deepspeed"):
+        fix = "pip install deepspeed"
+        found.append(Finding("warning", "deepspeed is not installed in this kernel", fix))
+    if word == "pipeline":
+        text = "a pipeline's loop calls accelerator.forward_backward(model, (x, y), loss_fn)"
+        found.append(Finding("note", text))
+    if word == "tensor" and sizes is not None and not sizes.has_plan:
+        text = "the model has no tp_plan that says how its layers are divided"
+        found.append(Finding("warning", text, "write TensorParallel(plan={...}) in the code"))
+    if word in ("tensor", "sequence") and choice.num_processes > 1:
+        text = "ranks that work together talk in each layer: slow without fast links between them"
+        found.append(Finding("note", text))
+    return found
+
+
 def _memory_findings(
-    choice: Choice, machine: Machine, memory: tuple[Footprint, ...]
+    choice: Choice,
+    machine: Machine,
+    memory: tuple[Footprint, ...],
+    strategies: tuple[Alternative, ...],
 ) -> list[Finding]:
     """Compare what each rank holds with what is free; activations come on top."""
-    needed = next((one.total for one in memory if one.precision == choice.mixed_precision), 0)
-    used = devices_of(choice.device, machine)[: choice.num_processes]
-    tight = [one for one in used if one.total_bytes and needed > one.free_bytes]
+    held = [one.memory.total for one in memory if one.precision == choice.mixed_precision]
+    needed, free = sum(held), room(choice, machine)
+    if not free or needed <= free:
+        return []
     told = f"the model needs {size_words(needed)} a rank, activations apart"
-    if tight:
-        free = f"{_name(tight[0])} has {size_words(tight[0].free_bytes)} free"
-        can_share = choice.strategy != "fsdp" and len(machine.of_kind("cuda")) > 1
-        way_out = "fsdp over several GPUs" if can_share else "a leaner optimizer"
-        return [Finding("warning", f"{told}; {free}", f"{way_out}, or a smaller model")]
-    everybody = needed * choice.num_processes
-    if not used and machine.total_bytes and everybody > machine.free_bytes:
-        total = f"{choice.num_processes} ranks {size_words(everybody)}"
-        free = f"{size_words(machine.free_bytes)} are free"
-        return [Finding("warning", f"{told}, {total}; {free}", "fewer ranks, or a smaller model")]
-    return []
+    used = devices_of(choice.device, machine)[: choice.num_processes]
+    fitting = next((one for one in strategies if one.fits), None)
+    other = "" if fitting is None else f"{fitting.label}: {size_words(fitting.memory.total)} a rank"
+    if used:
+        tight = min(used, key=lambda one: one.free_bytes)
+        text = f"{told}; {_name(tight)} has {size_words(tight.free_bytes)} free"
+        more = "a leaner optimizer" if choice.num_processes > 1 else "more GPUs"
+        return [Finding("warning", text, f"{other or more}, or a smaller model")]
+    total = f"{choice.num_processes} ranks {size_words(needed * choice.num_processes)}"
+    text = f"{told}, {total}; {size_words(machine.free_bytes)} are free"
+    return [Finding("warning", text, f"{other or 'fewer ranks'}, or a smaller model")]
 
 
 def _name(device: Device) -> str:

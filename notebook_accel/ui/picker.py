@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
+from notebook_accel.launch.advice import sizes_of
 from notebook_accel.launch.machine import Machine, read_machine
 from notebook_accel.launch.timing import Timings, time_precisions
-from notebook_accel.ui.model_size import ModelSize
 from notebook_accel.ui.picker_state import State, check_names
 from notebook_accel.ui.picker_text import text
 from notebook_accel.ui.place import has_kernel, place
@@ -50,7 +51,7 @@ class Picker:
         given = {key: value for key, value in given.items() if value is not None}
         kind = type(self).__name__
         check_names(kind, self.asks, given)
-        RunConfig(**given, **about)
+        RunConfig(**{n: v for n, v in given.items() if n != "strategy"}, **about)
         self._key = (kind, name)
         self._given = given
         earlier, wishes = _kept.get(self._key, (given, given))
@@ -62,7 +63,7 @@ class Picker:
                 read_machine() if machine is None else machine,
                 {**about, **(wishes if earlier == given else given)},
                 batch_size,
-                None if model is None else ModelSize.of(model),
+                None if model is None else sizes_of(model),
             )
         )
 
@@ -75,6 +76,11 @@ class Picker:
     def run_config(self) -> RunConfig:
         """The choice as a ``RunConfig``; the launcher asks for it."""
         return self._state.run_config
+
+    @property
+    def wish(self) -> Strategy | None:
+        """The strategy, where it is more than a word; the launcher asks for it too."""
+        return self._state.wish
 
     @property
     def accelerator_kwargs(self) -> dict[str, Any]:
@@ -204,8 +210,9 @@ class LaunchPicker(Picker):
     """Choose all that a launch needs: device, processes, precision, accumulation, strategy.
 
     ``batch_size`` is the loader's, on each rank; with it the picker tells what one update sees.
-    ``model``, or its number of parameters, shows what a rank holds in memory. The settings are what
-    is picked at first; ``name`` tells several pickers of a notebook apart.
+    ``model``, or its number of parameters, shows what a rank holds in memory, by precision and by
+    strategy (``advise(model, batch)`` counts activations too). The settings are what is picked at
+    first, ``strategy`` by a word or as a wish; ``name`` tells several pickers of a notebook apart.
 
     Errors: ConfigError for a value that no machine could have.
     """
@@ -226,7 +233,7 @@ class LaunchPicker(Picker):
         device: str | int | list[int] | None = None,
         num_processes: int | None = None,
         mixed_precision: str | None = None,
-        strategy: str | None = None,
+        strategy: str | Strategy | None = None,
         gradient_accumulation_steps: int | None = None,
         name: str = "",
         machine: Machine | None = None,

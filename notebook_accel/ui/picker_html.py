@@ -8,12 +8,13 @@ from __future__ import annotations
 from html import escape
 
 from notebook_accel.launch.precisions import Mark, Standing
+from notebook_accel.ui import menu
 from notebook_accel.ui.outlook import Finding
 from notebook_accel.ui.picker_state import State
 from notebook_accel.ui.picker_text import (
     ACTIVATIONS,
-    STRATEGIES,
     by_precision,
+    by_strategy,
     meaning,
     measured_on,
     standing_words,
@@ -68,7 +69,7 @@ def standing_label(one: Standing) -> str:
 
 def strategy_label(strategy: str) -> str:
     """Name a strategy in a control: "fsdp: ..."."""
-    words = STRATEGIES.get(strategy)
+    words = menu.WORDS.get(strategy)
     return f"{strategy}: {words}" if words else strategy
 
 
@@ -89,10 +90,12 @@ def absent(state: State) -> str:
 
 
 def numbers(state: State) -> str:
-    """What a rank holds and what was measured, by precision."""
+    """What a rank holds, by precision and by strategy, and what was measured."""
     memory, timed = by_precision(state), timing_rows(state.fresh_timings)
     picked = state.choice.mixed_precision
     parts = [_table(memory, picked)] if memory else []
+    strategies = by_strategy(state)
+    parts += [_table(strategies, "")] if strategies else []
     parts += [f'<p class="nba-why">{ACTIVATIONS}</p>'] if memory else []
     if timed:
         where = f'<p class="nba-why">{escape(measured_on(state.fresh_timings))}</p>'

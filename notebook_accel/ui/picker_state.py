@@ -14,13 +14,15 @@ from typing import Any
 
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS, nearest
+from notebook_accel.config.sizes import Sizes
+from notebook_accel.config.wishes import Strategy
+from notebook_accel.config.written import written
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.precisions import Standing
 from notebook_accel.launch.timing import Timings
 from notebook_accel.ui import choices, outlook
 from notebook_accel.ui.choices import Choice, Decision, Option
-from notebook_accel.ui.model_size import ModelSize
 from notebook_accel.ui.outlook import Outlook
 
 LABELS = {
@@ -48,7 +50,7 @@ class State:
     machine: Machine
     wishes: Mapping[str, Any]
     batch_size: int | None = None
-    size: ModelSize | None = None
+    sizes: Sizes | None = None
     timings: Timings | None = None
     firm: frozenset[str] = frozenset()
 
@@ -67,7 +69,7 @@ class State:
         """What the choice means."""
         return outlook.outlook(
             self.choice, self.machine, self.asked, self.wishes, self.decision.dropped,
-            self.batch_size, self.size,
+            self.batch_size, self.sizes,
         )  # fmt: skip
 
     @property
@@ -125,8 +127,20 @@ class State:
 
     @property
     def run_config(self) -> RunConfig:
-        """The choice as the launcher takes it."""
-        return RunConfig(**{n: v for n, v in self.values.items() if (n, v) != AUTO_STRATEGY})
+        """The choice as the launcher takes it, but for a strategy that is more than a word."""
+        return RunConfig(
+            **{
+                name: value
+                for name, value in self.values.items()
+                if (name, value) != AUTO_STRATEGY and not isinstance(value, Strategy)
+            }
+        )
+
+    @property
+    def wish(self) -> Strategy | None:
+        """The strategy, where it is more than a word of the setting."""
+        found = self.values.get("strategy")
+        return found if isinstance(found, Strategy) else None
 
     @property
     def accelerator_kwargs(self) -> dict[str, Any]:
@@ -145,10 +159,11 @@ class State:
             for name, value in self.values.items()
             if name in ALWAYS_SHOWN or value != SETTINGS[name].default
         }
-        words = ", ".join(f"{name}={literal(value)}" for name, value in shown.items())
+        words = {name: f"{name}={literal(value)}" for name, value in shown.items()}
         if shown.keys() <= LAUNCHER_TAKES:
-            return f"notebook_launcher(main, {words})"
-        return f"notebook_launcher(main, config=RunConfig({words}))"
+            return f"notebook_launcher(main, {', '.join(words.values())})"
+        wish = f"{words.pop('strategy')}, " if self.wish is not None else ""
+        return f"notebook_launcher(main, {wish}config=RunConfig({', '.join(words.values())}))"
 
 
 def check_names(kind: str, asked: Sequence[str], values: Iterable[str]) -> None:
@@ -168,4 +183,6 @@ def check_names(kind: str, asked: Sequence[str], values: Iterable[str]) -> None:
 
 def literal(value: Any) -> str:
     """Write a value as Python source, with double quotes."""
+    if isinstance(value, Strategy):
+        return written(value)
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
+from notebook_accel.config.budget import Budget
 from notebook_accel.launch.precisions import Standing
 from notebook_accel.launch.timing import Timings
+from notebook_accel.ui import menu
 from notebook_accel.ui.choices import offered
-from notebook_accel.ui.model_size import Footprint
 from notebook_accel.ui.picker_state import State, literal
 from notebook_accel.ui.words import size as size_words
 
@@ -22,9 +23,11 @@ def text(state: State) -> str:
         _here(state),
         "\n".join(meaning(state)),
         _table(by_precision(state)) + (f"\n{ACTIVATIONS}" if told.memory else ""),
+        _table(by_strategy(state)),
         "\n".join(filter(None, [_table(timing_rows(timings)), measured_on(timings)])),
         "\n".join(map(str, told.findings)),
         _table([(f"choose({name}=...)", _possible(state, name)) for name in state.asked]),
+        "\n".join(_questions(state)),
         state.code,
     ]
     body = "\n\n".join(block for block in blocks if block)
@@ -55,10 +58,29 @@ def by_precision(state: State) -> list[list[str]]:
     """What a rank holds and what was measured, as rows of cells: a header, then the rows."""
     rows = [["a rank holds", *(one.precision for one in state.outlook.memory)]]
     for label, part in _PARTS.items():
-        sizes = [part(one) for one in state.outlook.memory]
+        sizes = [part(one.memory) for one in state.outlook.memory]
         if any(sizes):
             rows.append([label, *(size_words(size) if size else "-" for size in sizes)])
     return rows if len(rows) > 1 else []
+
+
+def by_strategy(state: State) -> list[list[str]]:
+    """What a rank holds under each strategy, as rows of cells: a header, then the rows."""
+    found = state.outlook.strategies
+    if not found or "strategy" not in state.asked:
+        return []
+    marks = {True: "fits", False: "too much", None: ""}
+    in_which = f"in {state.choice.mixed_precision}" * (state.choice.mixed_precision != "no")
+    rows = [
+        [
+            one.label,
+            size_words(one.memory.total),
+            f"{size_words(one.memory.host)} on the CPU" if one.memory.host else "",
+            marks[one.fits],
+        ]
+        for one in found
+    ]
+    return [[f"strategy {in_which}".rstrip(), "a rank holds", "", ""], *rows]
 
 
 def timing_rows(timings: Timings | None) -> list[list[str]]:
@@ -71,18 +93,13 @@ def measured_on(timings: Timings | None) -> str:
     return "" if timings is None else timings.about
 
 
-_PARTS: dict[str, Callable[[Footprint], int]] = {
+_PARTS: dict[str, Callable[[Budget], int]] = {
     "weights": lambda one: one.weights,
     "gradients": lambda one: one.gradients,
-    "Adam's moments": lambda one: one.adam,
-    "16-bit copies": lambda one: one.copies,
-    "DDP buckets": lambda one: one.buckets,
+    "Adam's states": lambda one: one.optimizer,
+    "copies, buckets": lambda one: one.other,
     "together": lambda one: one.total,
-}
-STRATEGIES = {
-    "auto": "ddp on several ranks",
-    "ddp": "a whole copy of the model on each rank",
-    "fsdp": "a share of the model on each rank",
+    "on the CPU": lambda one: one.host,
 }
 ACTIVATIONS = "activations come on top: bf16 and fp16 halve most of them"
 
@@ -92,7 +109,7 @@ def _about(state: State, name: str) -> str:
         picked = state.choice.mixed_precision
         return standing_words(next(one for one in state.standings if one.precision == picked))
     if name == "strategy":
-        return STRATEGIES.get(state.choice.strategy, "")
+        return menu.WORDS.get(menu.word_of(state.choice.strategy), "")
     return ""
 
 
@@ -117,6 +134,16 @@ def _possible(state: State, name: str) -> str:
         return processes_range(state)
     choices = offered(name)
     return ", ".join(map(literal, choices)) if choices else "1 or more"
+
+
+def _questions(state: State) -> list[str]:
+    """What the chosen strategy asks, as the line that answers."""
+    entry = menu.entry_of(state.choice.strategy) if "strategy" in state.asked else None
+    if entry is None or not entry.asks:
+        return []
+    wish = menu.wish_of(state.choice.strategy, state.choice.num_processes)
+    said = ", ".join(f"{ask.field}={literal(getattr(wish, ask.field))}" for ask in entry.asks)
+    return [f"choose(strategy={type(wish).__name__}({said}))"]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

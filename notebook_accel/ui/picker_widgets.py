@@ -16,14 +16,15 @@ import ipywidgets as widgets
 
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.errors import Explained
-from notebook_accel.ui import picker_html, picker_text
-from notebook_accel.ui.choices import devices_of, offered
+from notebook_accel.ui import menu, picker_html, picker_text
+from notebook_accel.ui.choices import devices_of
 from notebook_accel.ui.picker_state import LABELS, State
 from notebook_accel.ui.place import place
 
 _WIDE = {"description_width": "7.5em"}
 _MOST = 1_000_000  # of what has no end: a field needs one
 _LABEL_GAP = "0 0 0 calc(7.5em + 9px)"
+_QUESTION_GAP = "1px 0 1px calc(7.5em + 9px)"
 
 
 class Skin:
@@ -59,7 +60,7 @@ class Skin:
 
     def show(self, state: State) -> None:
         """Bring every control to ``state``."""
-        self._is_showing = True
+        self._shown, self._is_showing = state, True
         try:
             for control in self._controls.values():
                 control.show(state)
@@ -71,15 +72,18 @@ class Skin:
         self._problem.value = ""
 
     def picked(self, **values: Any) -> None:
-        """A control was moved by a person."""
+        """A control was moved by a person; what is callable is a value that may be refused."""
         if not self._is_showing:
-            self._try(lambda: self._pick(**values))
+            self._try(
+                lambda: self._pick(**{n: v() if callable(v) else v for n, v in values.items()})
+            )
 
     def _try(self, action: Callable[[], Any]) -> None:
         """Do it; what is wrong is said in place, since nobody reads what a callback raises."""
         try:
             action()
         except Explained as error:
+            self.show(self._shown)  # back to what is picked still
             self._problem.value = picker_html.problem(str(error))
 
     def _time(self, time: Callable[[], Any]) -> None:
@@ -155,6 +159,54 @@ class _Precision(_Radio):
         self._absent.value = picker_html.absent(state)
 
 
+class _Strategy:
+    """Strategies by their words, and under them the questions of the one that is picked."""
+
+    def __init__(self, skin: Skin, state: State) -> None:
+        self._skin = skin
+        self._words = _Radio(
+            skin, "strategy", _strategy_options, lambda state: menu.word_of(state.choice.strategy)
+        )
+        self._questions = widgets.VBox()
+        self._fields: dict[str, Any] = {}
+        self._asked: tuple[str, ...] = ()
+        self.parts = [self._words.field, self._questions]
+
+    def show(self, state: State) -> None:
+        self._words.show(state)
+        strategy, ranks = state.choice.strategy, state.choice.num_processes
+        entry = menu.entry_of(strategy)
+        asks = () if entry is None or ranks == 1 else entry.asks
+        asked = (menu.word_of(strategy), *(ask.field for ask in asks))
+        if asked != self._asked:
+            self._asked = asked
+            self._fields = {ask.field: self._field(ask) for ask in asks}
+            self._questions.children = tuple(self._fields.values())
+        wish = menu.wish_of(strategy, ranks)
+        self._now = (strategy, ranks)
+        for ask in asks:
+            field = self._fields[ask.field]
+            if not ask.options:
+                divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+                if list(field.options) != divisors:
+                    field.options = divisors
+            field.value = getattr(wish, ask.field)
+
+    def _field(self, ask: menu.Ask) -> Any:
+        style, layout = {"description_width": "8.5em"}, widgets.Layout(margin=_QUESTION_GAP)
+        if ask.options == menu.YES_NO:
+            made: Any = widgets.Checkbox(description=ask.label, indent=False, layout=layout)
+        else:
+            made = widgets.Dropdown(
+                options=list(ask.options), description=ask.label, style=style, layout=layout
+            )
+        made.observe(lambda change: self._answered(ask.field, change["new"]), "value")
+        return made
+
+    def _answered(self, field: str, value: Any) -> None:
+        self._skin.picked(strategy=lambda: menu.answered(*self._now, field, value))
+
+
 class _Device:
     """A kind of device; where there are several GPUs, each can be taken or left."""
 
@@ -198,7 +250,10 @@ def _kind(state: State) -> str:
 
 
 def _strategy_options(state: State) -> list[tuple[str, str]]:
-    return [(picker_html.strategy_label(one), one) for one in offered("strategy")]
+    words = menu.offered_words()
+    now = menu.word_of(state.choice.strategy)
+    words += [] if now in words else [now]  # a strategy of another package
+    return [(picker_html.strategy_label(one), one) for one in words]
 
 
 def _precision_options(state: State) -> list[tuple[str, str]]:
@@ -241,9 +296,7 @@ _MAKERS: dict[str, Callable[[Skin, State], Any]] = {
     "device": _Device,
     "num_processes": lambda skin, state: _Numbers(skin, state, "num_processes"),
     "mixed_precision": _Precision,
-    "strategy": lambda skin, state: _Radio(
-        skin, "strategy", _strategy_options, lambda state: state.choice.strategy
-    ),
+    "strategy": _Strategy,
     "gradient_accumulation_steps": lambda skin, state: _Numbers(
         skin, state, "gradient_accumulation_steps"
     ),

@@ -17,7 +17,8 @@ from notebook_accel import (
     TensorParallel,
     advise,
 )
-from notebook_accel.launch.advice import Advice, count, written
+from notebook_accel.config.written import written
+from notebook_accel.launch.advice import Advice, count
 from tests.strategies.test_measure import Net, loss_fn
 from tests.support import hardware
 

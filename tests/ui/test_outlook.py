@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
+from notebook_accel.config.installed import is_installed
+from notebook_accel.config.wishes import FSDP, Pipeline, TensorParallel
 from notebook_accel.errors import ConfigError
+from notebook_accel.launch.advice import sizes_of
 from notebook_accel.launch.machine import Machine
 from notebook_accel.ui.choices import decide
-from notebook_accel.ui.model_size import ModelSize, footprint
 from notebook_accel.ui.outlook import Outlook, outlook
 from notebook_accel.ui.picker import LaunchPicker
 from notebook_accel.ui.words import size as size_words
@@ -24,8 +24,8 @@ def told(
     machine: Machine, batch_size: int | None = None, model: int | None = None, **wishes: Any
 ) -> Outlook:
     decision = decide(wishes, machine)
-    size = None if model is None else ModelSize.of(model)
-    return outlook(decision.choice, machine, ALL, wishes, decision.dropped, batch_size, size)
+    sizes = None if model is None else sizes_of(model)
+    return outlook(decision.choice, machine, ALL, wishes, decision.dropped, batch_size, sizes)
 
 
 def findings(machine: Machine, **asked: Any) -> list[str]:
@@ -96,12 +96,12 @@ def test_a_gpu_that_others_use_warns() -> None:
 def test_a_model_that_does_not_fit_warns_with_numbers() -> None:
     (only,) = findings(hardware.T4, model=10**9)
     assert only.startswith("warning: the model needs 18 GB a rank, activations apart; GPU 0 has 15")
-    assert only.endswith("(a leaner optimizer, or a smaller model)")
+    assert only.endswith("(more GPUs, or a smaller model)")
     (only,) = findings(hardware.PLAIN_CPU, model=10**9, num_processes=2)
     assert "20 GB a rank, activations apart, 2 ranks 40 GB; 28 GB are free" in only
     assert findings(hardware.T4, model=10**8) == []
     assert findings(hardware.KAGGLE, model=10**9)[0].endswith(
-        "(fsdp over several GPUs, or a smaller model)"
+        "(FSDP, gradients: 10 GB a rank, or a smaller model)"
     )
 
 
@@ -111,44 +111,57 @@ def test_what_was_dropped_is_a_note() -> None:
     )
 
 
-def test_a_model_is_measured_without_computing() -> None:
-    tied = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False))
-    tied[1].weight = tied[0].weight
-    assert ModelSize.of(tied) == ModelSize(100, 400, 400, 100)
-    frozen = nn.Sequential(nn.Linear(10, 10, bias=False).requires_grad_(False), nn.BatchNorm1d(4))
-    size = ModelSize.of(frozen)
-    assert (size.num_parameters, size.trainable_bytes) == (108, 32)
-    assert size.stored_bytes == 400 + 32 + 2 * 16 + 8
-    half = nn.Linear(10, 10, bias=False).to(torch.bfloat16)
-    assert ModelSize.of(half) == ModelSize(100, 200, 200, 0)
-    with torch.device("meta"):
-        huge = nn.Linear(100_000, 100_000, bias=False)
-    assert ModelSize.of(huge).stored_bytes == 4 * 10**10
+def test_what_a_strategy_needs_beside_memory_is_said() -> None:
+    kaggle = hardware.KAGGLE
+    assert any("forward_backward" in one for one in findings(kaggle, strategy="pipeline"))
+    assert any("fast links" in one for one in findings(kaggle, strategy="tensor"))
+    assert any(
+        one.startswith("warning: the model has no tp_plan")
+        for one in findings(kaggle, strategy="tensor", model=10**6)
+    )
+    known = {"deepspeed is not installed in this kernel"}
+    said = {one.text for one in told(kaggle, strategy="deepspeed").findings}
+    assert (said & known == set()) is is_installed("deepspeed")
 
 
-@pytest.mark.parametrize("model", ["net", 0, True, None, 2.5])
+def test_groups_that_share_a_batch_count_once() -> None:
+    def batch(strategy: Any) -> str:
+        return told(hardware.A100S, batch_size=8, strategy=strategy).batch
+
+    assert batch(TensorParallel(size=2)) == "one update sees 8 x 2 groups of 2 = 16 samples"
+    assert batch(Pipeline(stages=4)) == "one update sees 8 samples"
+    assert batch(FSDP()) == "one update sees 8 x 4 ranks = 32 samples"
+
+
+@pytest.mark.parametrize("model", ["net", 0, True, 2.5])
 def test_what_has_no_size_is_refused(model: Any) -> None:
     with pytest.raises(ConfigError, match="has no size") as caught:
-        ModelSize.of(model)
-    assert "the module itself, or a number" in caught.value.fix
+        sizes_of(model)
+    assert "the module itself" in caught.value.fix and "a number" in caught.value.fix
 
 
 def test_precision_changes_what_is_computed_in_and_not_what_is_kept() -> None:
-    size = ModelSize.of(10**9)
-    full, mixed = footprint(size, "no", 1), footprint(size, "bf16", 2)
-    assert full.total == 16 * 10**9
-    assert (mixed.weights, mixed.gradients, mixed.adam) == (full.weights, full.gradients, full.adam)
-    assert (mixed.copies, mixed.buckets) == (2 * 10**9, 4 * 10**9)
+    full, mixed, _ = (one.memory for one in told(hardware.KAGGLE, model=10**9).memory)
+    assert full.weights + full.gradients + full.optimizer == pytest.approx(16 * 10**9, rel=1e-6)
+    assert (mixed.weights, mixed.optimizer) == (full.weights, full.optimizer)
+    assert mixed.other - full.other == 2 * 10**9
     assert [one.precision for one in told(hardware.T4, model=5).memory] == ["no", "bf16", "fp16"]
-    assert told(hardware.T4).memory == ()
+    assert told(hardware.T4).memory == told(hardware.T4).strategies == ()
 
 
 def test_sharded_ranks_hold_their_share() -> None:
-    whole = told(hardware.KAGGLE, model=10**9, mixed_precision="no").memory[0]
-    share = told(hardware.KAGGLE, model=10**9, mixed_precision="no", strategy="fsdp").memory[0]
-    assert (whole.total, share.total) == (20 * 10**9, 8 * 10**9)
-    alone = told(hardware.T4, model=10**9, strategy="fsdp").memory[2]
-    assert alone.total == told(hardware.T4, model=10**9).memory[2].total
+    whole = told(hardware.KAGGLE, model=10**9, mixed_precision="no").memory[0].memory
+    shards = told(hardware.KAGGLE, model=10**9, strategy="fsdp").memory[0].memory
+    assert shards.weights == pytest.approx(whole.weights / 2, rel=1e-6)
+    alone = told(hardware.T4, model=10**9, strategy="fsdp").memory[2].memory
+    assert alone == told(hardware.T4, model=10**9).memory[2].memory
+
+
+def test_each_strategy_is_told_with_whether_it_fits() -> None:
+    found = told(hardware.KAGGLE, model=10**9).strategies
+    fits = {one.label: one.fits for one in found}
+    assert fits["DDP"] is False and fits["FSDP"] is True and fits["pipeline x 2"] is True
+    assert told(hardware.T4, model=10**9).strategies == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""The strategies that pickers offer, and the few questions that each of them asks. Pure.
+
+A question is a field of the strategy's wish; a new strategy is one entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from notebook_accel.config.deepspeed import DeepSpeed
+from notebook_accel.config.megatron import Megatron
+from notebook_accel.config.sequence import SequenceParallel
+from notebook_accel.config.settings import SETTINGS
+from notebook_accel.config.values import check_choice
+from notebook_accel.config.wishes import (
+    DDP,
+    FSDP,
+    Pipeline,
+    SingleDevice,
+    Strategy,
+    TensorParallel,
+    refuse_class,
+)
+from notebook_accel.errors import ConfigError
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One question: a field of the wish, its name on screen, and what to pick.
+
+    Without options it is how many ranks work together: a divisor of all.
+    """
+
+    field: str
+    label: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One strategy: its word, its wish, what it does, and what it asks.
+
+    ``together`` names the fields that say how many ranks work together, the first of which is all
+    of them at first.
+    """
+
+    word: str
+    wish: type[Strategy]
+    words: str
+    asks: tuple[Ask, ...] = ()
+    together: tuple[str, ...] = ()
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether its word alone says it, in files and on the command line too."""
+        return self.word in SETTINGS["strategy"].choices
+
+
+YES_NO = (("no", False), ("yes", True))
+MENU = (
+    Entry(
+        "ddp", DDP, "a whole copy of the model on each rank",
+        (Ask("comm_hook", "Send as", (("float32", "no"), ("bf16", "bf16"), ("fp16", "fp16"))),),
+    ),
+    Entry(
+        "fsdp", FSDP, "a share of the model on each rank",
+        (
+            Ask("reshard_after_forward", "Between passes",
+                (("in shards", True), ("whole until the backward", False))),
+            Ask("activation_checkpointing", "Recompute", YES_NO),
+            Ask("cpu_offload", "On the CPU", YES_NO),
+        ),
+    ),
+    Entry(
+        "deepspeed", DeepSpeed, "ZeRO: states, gradients or all in shares, by DeepSpeed",
+        (
+            Ask("zero_stage", "Stage",
+                (("1: states", 1), ("2: and gradients", 2), ("3: and weights", 3))),
+            Ask("offload_optimizer", "States on", (("the GPU", None), ("the CPU", "cpu"))),
+        ),
+    ),
+    Entry(
+        "tensor", TensorParallel, "each layer divided over ranks",
+        (Ask("size", "Ranks a layer"),), ("size",),
+    ),
+    Entry(
+        "pipeline", Pipeline, "groups of layers one after the other",
+        (
+            Ask("stages", "Stages"),
+            Ask("schedule", "Order", (("1F1B", "1f1b"), ("GPipe", "gpipe"))),
+        ),
+        ("stages",),
+    ),
+    Entry(
+        "sequence", SequenceParallel, "each sequence divided over ranks",
+        (
+            Ask("size", "Ranks each"),
+            Ask("exchange", "Exchange", (("heads", "heads"), ("keys and values", "keys"))),
+        ),
+        ("size",),
+    ),
+    Entry(
+        "megatron_lm", Megatron, "layers and stages by Megatron's degrees",
+        (Ask("tp_degree", "Ranks a layer"), Ask("pp_degree", "Stages")),
+        ("tp_degree", "pp_degree"),
+    ),
+)  # fmt: skip
+WORDS: Mapping[str, str] = {
+    AUTO: "ddp on several ranks",
+    **{entry.word: entry.words for entry in MENU},
+}
+
+
+def offered_words() -> list[str]:
+    """List the words of strategies that this version can carry out, "auto" first."""
+    coming = SETTINGS["strategy"].coming
+    return [word for word in WORDS if word not in coming]
+
+
+def is_beyond_settings(strategy: Any) -> bool:
+    """Tell whether a strategy is a wish, or a word that only the menu knows."""
+    entry = entry_of(strategy)
+    return not isinstance(strategy, str) or (entry is not None and not entry.is_setting)
+
+
+def entry_of(strategy: Any) -> Entry | None:
+    """Find what a word or a wish is on the menu; "auto" and strategies of others are not."""
+    for entry in MENU:
+        if strategy == entry.word or type(strategy) is entry.wish:
+            return entry
+    return None
+
+
+def word_of(strategy: Any) -> str:
+    """Name a strategy in one word."""
+    if isinstance(strategy, str):
+        return strategy
+    entry = entry_of(strategy)
+    return type(strategy).__name__ if entry is None else entry.word
+
+
+def wish_of(strategy: Any, num_ranks: int) -> Strategy:
+    """Give the wish that a word stands for among ``num_ranks`` ranks; a wish as it is."""
+    if isinstance(strategy, Strategy):
+        return strategy
+    entry = entry_of(strategy)
+    if entry is None:
+        return SingleDevice() if num_ranks == 1 else DDP()
+    return entry.wish(**dict.fromkeys(entry.together[:1], num_ranks))
+
+
+def num_readers(strategy: Any, num_ranks: int) -> int:
+    """How many of the ranks read data of their own; the others work on a batch together."""
+    wish, entry = wish_of(strategy, num_ranks), entry_of(strategy)
+    sizes = [int(getattr(wish, name)) for name in (() if entry is None else entry.together)]
+    return max(1, num_ranks // math.prod(sizes))
+
+
+def admitted(asked: Any, num_ranks: int) -> str | Strategy:
+    """Give a strategy in the form in which a choice has it: a setting's word, else a wish.
+
+    Errors: ConfigError for a word that is none, and degrees that do not divide the ranks.
+    """
+    refuse_class(asked)
+    if not isinstance(asked, Strategy):
+        check_choice("strategy", asked, tuple(offered_words()))
+        entry = entry_of(asked)
+        if entry is None or entry.is_setting:
+            return str(asked)
+    wish = wish_of(asked, num_ranks)
+    entry = entry_of(wish)
+    sizes = {name: int(getattr(wish, name)) for name in (() if entry is None else entry.together)}
+    size = math.prod(sizes.values())
+    if num_ranks % size:
+        degrees = ", ".join(f"{name}={degree}" for name, degree in sizes.items())
+        raise ConfigError(
+            f"strategy={type(wish).__name__}({degrees}) on "
+            f"{num_ranks} rank{'s' if num_ranks > 1 else ''}",
+            f"groups of {size} ranks do not fill them",
+            f"pick degrees that divide {num_ranks}, or another num_processes",
+        )
+    return wish
+
+
+def answered(strategy: Any, num_ranks: int, field: str, value: Any) -> Strategy:
+    """Give the strategy with one of its questions answered."""
+    return replace(wish_of(strategy, num_ranks), **{field: value})
