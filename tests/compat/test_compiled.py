@@ -129,6 +129,68 @@ def test_two_ways_to_name_a_compiler_are_refused_together() -> None:
     assert 'dynamo_backend="inductor"' in empty.value.fix
 
 
+@pytest.mark.parametrize(
+    ("how", "what", "why", "fix"),
+    [
+        (
+            {"backend": "inducter"},
+            "torch.compile has no backend 'inducter'",
+            "eager, aot_eager, cudagraphs, inductor",
+            "write 'inductor'",
+        ),
+        (
+            {"backend": "FX2TRT"},
+            "torch.compile has no backend 'fx2trt'",
+            "this torch has",
+            "pass a function as backend",
+        ),
+        (
+            {"backend": "inductor", "mode": "fast"},
+            "the compiler's mode is 'fast', its backend 'inductor'",
+            "inductor has the modes: default,",
+            "write one of them",
+        ),
+        (
+            {"backend": "eager", "mode": "max-autotune"},
+            "the compiler's mode is 'max-autotune', its backend 'eager'",
+            "eager has the modes: default",
+            "leave mode out",
+        ),
+        (
+            {"backend": "inductor", "mode": "max-autotune", "options": {"trace.enabled": False}},
+            "TorchDynamoPlugin has mode='max-autotune' and options",
+            "a mode is a set of options",
+            "leave options out",
+        ),
+    ],
+)
+def test_what_torch_cannot_compile_with_is_refused_at_once(
+    how: dict[str, Any], what: str, why: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        Accelerator(cpu=True, dynamo_plugin=TorchDynamoPlugin(**how))
+    assert error.value.what == what
+    assert why in error.value.why and fix in error.value.fix
+
+
+def test_a_function_compiles_and_its_modes_are_its_own() -> None:
+    seen = []
+
+    def backend(graph: Any, inputs: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs)
+        return graph
+
+    plugin = TorchDynamoPlugin(backend=backend, mode="default")
+    assert plugin.to_dict()["backend"] is backend
+    assert plugin.to_kwargs() == {"backend": backend}  # each backend has a default mode
+    torch._dynamo.reset()  # other tests of this file may have used up its patience with Linear
+    model = Accelerator(cpu=True, dynamo_plugin=plugin).prepare(nn.Linear(2, 2))
+    model(torch.ones(1, 2))
+    assert seen == [{}]
+    torch._dynamo.register_backend(backend, name="of_the_person")
+    Accelerator(cpu=True, dynamo_plugin=TorchDynamoPlugin("of_the_person", mode="own"))
+
+
 class Blocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()

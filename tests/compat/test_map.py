@@ -41,6 +41,9 @@ NAMES = """
     SCHEDULER_NAME SAMPLER_NAME SCALER_NAME RNG_STATE_NAME PROFILE_PATTERN_NAME
     convert_file_size_to_int dtype_byte_size find_tied_parameters id_tensor_storage is_peft_model
     load_state_dict named_module_tensors
+    AORecipeKwargs TERecipeKwargs MSAMPRecipeKwargs FP8RecipeKwargs convert_model_to_fp8_ao
+    has_ao_layers filter_first_and_last_linear_layers has_transformer_engine_layers convert_model
+    apply_fp8_autowrap contextual_fp8_autocast
 """
 AVAILABLE = """
     4bit_bnb 8bit_bnb aim amdsmi bf16 bitsandbytes_multi_backend bnb boto3 clearml comet_ml cuda

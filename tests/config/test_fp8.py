@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import nn
 
 from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config import fp8
@@ -21,6 +22,13 @@ from notebook_accel.config.handlers import Handlers
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.errors import ConfigError, MissingPackage, NotHere
+from notebook_accel.utils import (
+    apply_fp8_autowrap,
+    contextual_fp8_autocast,
+    convert_model,
+    convert_model_to_fp8_ao,
+    has_transformer_engine_layers,
+)
 
 FP8 = RunConfig(mixed_precision="fp8")
 without_torchao = pytest.mark.skipif(is_installed("torchao"), reason="torchao is installed here")
@@ -117,6 +125,21 @@ def test_a_library_that_is_installed_and_not_used_is_refused_too(
     assert "AORecipeKwargs()" in error.value.fix
 
 
+def test_transformer_engines_functions_say_what_computes_in_their_place() -> None:
+    model = nn.Linear(16, 16)
+    assert not has_transformer_engine_layers(model)
+    calls = [
+        lambda: convert_model(model),
+        lambda: apply_fp8_autowrap(model, TERecipeKwargs()),
+        lambda: contextual_fp8_autocast(model.forward, None),
+    ]
+    for call in calls:
+        with pytest.raises(MissingPackage) as error:
+            call()
+        assert "TransformerEngine, which is not installed" in error.value.what
+        assert "fp8_backend='ao'" in error.value.fix
+
+
 @without_torchao
 def test_without_torchao_every_way_to_ask_is_refused_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     asks = [
@@ -125,6 +148,7 @@ def test_without_torchao_every_way_to_ask_is_refused_alike(monkeypatch: pytest.M
         lambda: notebook_launcher(print, num_processes=1, device="cpu", mixed_precision="fp8"),
         lambda: notebook_launcher(print, num_processes=1, device="cpu", config=FP8),
         lambda: refuse_without_library(FP8),
+        lambda: convert_model_to_fp8_ao(nn.Linear(16, 16)),
     ]
     for ask in asks:
         with pytest.raises(MissingPackage) as error:

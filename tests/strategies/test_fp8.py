@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_accel import Accelerator
+from notebook_accel import FSDP, Accelerator, Pipeline, notebook_launcher
 from notebook_accel.config.fp8 import AORecipeKwargs
 from notebook_accel.config.installed import is_installed
 from notebook_accel.errors import ConfigError
@@ -201,6 +201,35 @@ def test_the_kernel_computes_what_its_emulation_does() -> None:
     plain = losses(lambda model: model)
     assert torch.allclose(emulated, plain, atol=5e-3)
     assert not torch.allclose(emulated, plain, atol=1e-6)  # or nothing was in 8 bits
+
+
+def refusals() -> list[str]:
+    """What is said of a pipeline in fp8, and of shards that were gathered in 8 bits before."""
+    told = []
+    for wish, precision in ((Pipeline(), "fp8"), (FSDP(), "no")):
+        model = Net()
+        if precision == "no":
+            model = Accelerator(cpu=True, mixed_precision="fp8", strategy=FSDP()).prepare(model)
+        try:
+            accelerator = Accelerator(cpu=True, mixed_precision=precision, strategy=wish)
+            accelerator.prepare(model)
+        except ConfigError as error:
+            told.append(str(error))
+    return told
+
+
+@pytest.mark.slow
+@needs_torchao
+def test_what_cannot_be_in_fp8_is_refused_on_every_rank() -> None:
+    run = notebook_launcher(refusals, (), 2, device="cpu")
+    assert run[0] == run[1]
+    pipeline, shards = run[0]
+    assert "Pipeline() with mixed_precision='fp8'" in pipeline
+    assert "it is layers that compute in 8 bits" in pipeline
+    assert "write mixed_precision='bf16', or strategy=FSDP()" in pipeline
+    assert "a FSDPNet that was sharded in fp8 is prepared in another precision" in shards
+    assert "gathered in 8 bits from now on" in shards
+    assert "build the model anew" in shards
 
 
 @pytest.mark.slow
