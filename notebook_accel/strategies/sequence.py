@@ -54,7 +54,7 @@ class SequenceEngine(Engine):
         super().__init__(wish.data, world, precision)
         self._sequence = wish
         self._axes = sequence_mesh(world, wish.size, tensor, wish.axis, _num_copies(wish, world))
-        self._group = parts.Group.of(self._axes[wish.axis].get_group())
+        self._group = parts.Group.of(self._axes[wish.axis].get_group(), world.wire)
         readers = tuple(rank // together for rank in range(world.size))
         self.layout = replace(
             self.layout,
@@ -116,8 +116,8 @@ class SequenceEngine(Engine):
         wish = self._sequence
         if wish.cut == "context":
             return None
-        wire = None if self.world.is_fake else self.world.wire
-        made = parts.Cutter(self._group, wire, wish.pad, wish.length, lambda: self._shifts)
+        compares = not self.world.is_fake
+        made = parts.Cutter(self._group, wish.pad, wish.length, lambda: self._shifts, compares)
         self._cutters.append(made)
 
         def cut(batch: Any) -> Any:

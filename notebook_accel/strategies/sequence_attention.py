@@ -59,16 +59,11 @@ def ulysses(
     if key.shape[1] % size:  # fewer heads of keys than ranks: each rank takes copies
         times = num_heads // key.shape[1]
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    out = _plain(
-        _to_heads(query, group),
-        _to_heads(key, group),
-        _to_heads(value, group),
-        mask,
-        dropout_p,
-        is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )
+    if query.shape == key.shape == value.shape:  # one message instead of three
+        query, key, value = _to_heads(torch.cat([query, key, value]), group).chunk(3)
+    else:
+        query, key, value = (_to_heads(one, group) for one in (query, key, value))
+    out = _plain(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return _to_tokens(out, group)
 
 

@@ -55,6 +55,7 @@ class SequenceForward(MixedForward):
         self.inside = inside
         super().__init__(inside.forward if isinstance(inside, MixedForward) else inside, precision)
         self.sharing = sharing
+        self._shifts = shifts(self.forward.__self__)
         self._takes = list(inspect.signature(self.forward).parameters)
         self._untried = sharing.checks
 
@@ -93,7 +94,7 @@ class SequenceForward(MixedForward):
         told = {**kwargs, **self._told(length, args, kwargs)}
         with self.sharing.attending():
             outputs = self.inside(*args, **told)
-        counted = told.get("shift_labels" if _shifts(self.forward.__self__) else "labels")
+        counted = told.get("shift_labels" if self._shifts else "labels")
         if isinstance(counted, Tensor) and "num_items_in_batch" not in told:
             _share_loss(outputs, counted, length, self.sharing.group)
         return outputs
@@ -114,7 +115,7 @@ class SequenceForward(MixedForward):
         ):
             told["attention_mask"] = _whole_mask(group.whole(padding), model)
         labels = kwargs.get("labels")
-        if kwargs.get("shift_labels") is not None or not _shifts(model):
+        if kwargs.get("shift_labels") is not None or not self._shifts:
             return told
         if isinstance(labels, Tensor) and labels.shape[1:] == (length,):
             told["shift_labels"] = group.part(shifted(group.whole(labels)))
@@ -146,13 +147,9 @@ class SequenceForward(MixedForward):
             found = self._on_parts(num, tuple(mine[0]), mine[1])
         tolerance = _ROUGH if self.precision.dtype is not None else _CLOSE
         odd = _difference(_tensors(expected), _tensors(found), num, group, tolerance)
-        every = group.whole(torch.tensor([odd], device=self._device()), 0)
-        if float(every.max()) > 0:
-            raise self._differs(float(every.max()), num)
-
-    def _device(self) -> torch.device:
-        one: Tensor = next(self.forward.__self__.parameters())
-        return one.device
+        worst = float(group.whole(torch.tensor([odd]), 0).max())
+        if worst > 0:
+            raise self._differs(worst, num)
 
     def _differs(self, odd: float, num: int) -> RuntimeMisuse:
         name, size = type(self.forward.__self__).__name__, self.sharing.group.size
@@ -218,7 +215,7 @@ def check_model(model: nn.Module, size: int, exchange: str) -> None:
 
 def takes_shifted_labels(model: nn.Module) -> bool:
     """Tell whether ``model(**batch)`` may hold ``shift_labels``."""
-    return _shifts(model) or "shift_labels" in inspect.signature(model.forward).parameters
+    return shifts(model) or "shift_labels" in inspect.signature(model.forward).parameters
 
 
 def is_transformers(model: Any) -> bool:
@@ -226,8 +223,8 @@ def is_transformers(model: Any) -> bool:
     return hasattr(getattr(model, "config", None), "_attn_implementation")
 
 
-def _shifts(model: Any) -> bool:
-    """Whether the loss inside ``model`` takes for each token the label of the next one."""
+def shifts(model: Any) -> bool:
+    """Tell whether the loss inside ``model`` takes for each token the label of the next one."""
     loss = getattr(model, "loss_function", None)
     return callable(loss) and "shift_labels" in inspect.signature(loss).parameters
 

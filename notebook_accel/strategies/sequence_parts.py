@@ -21,16 +21,20 @@ IGNORED = -100  # what cross entropy leaves out, and what a label beyond the end
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that share sequences: torch's group, and this rank's place in it."""
+    """The ranks that share sequences: torch's group, and this rank's place in it.
+
+    Messages travel from and to the device ``wire``.
+    """
 
     group: Any
     rank: int
     size: int
+    wire: torch.device
 
     @staticmethod
-    def of(group: Any) -> Group:
+    def of(group: Any, wire: torch.device) -> Group:
         """Describe a group of torch's."""
-        return Group(group, dist.get_rank(group), dist.get_world_size(group))
+        return Group(group, dist.get_rank(group), dist.get_world_size(group), wire)
 
     def part(self, tensor: Tensor, dim: int = 1) -> Tensor:
         """Cut this rank's part of ``tensor`` out.
@@ -53,17 +57,17 @@ class Group:
 
         Ranks: all ranks of the group call it with equal shapes.
         """
-        own = tensor.detach().contiguous()
+        own = tensor.detach().to(self.wire).contiguous()
         parts = [torch.empty_like(own) for _ in range(self.size)]
         watch.all_gather(parts, own, group=self.group)
-        return torch.cat(parts, dim)
+        return torch.cat(parts, dim).to(tensor.device)
 
-    def all_alike(self, number: int, device: torch.device) -> bool:
+    def all_alike(self, number: int) -> bool:
         """Tell whether all ranks of the group bring the same number.
 
         Ranks: all ranks of the group call it.
         """
-        every = self.whole(torch.tensor([number], device=device), 0)
+        every = self.whole(torch.tensor([number]), 0)
         return bool((every == every[0]).all())
 
 
@@ -71,22 +75,22 @@ class Cutter:
     """Cuts the batches of one loader; ``length`` is that of the newest parts, ``rows`` their rows.
 
     ``fixed`` is the length that whole sequences promised to have; ``shifts`` says whether models
-    may be given shifted labels. Batches are compared on the device ``wire``, if there is one.
+    may be given shifted labels, ``compares`` whether batches are compared between ranks.
     """
 
     def __init__(
         self,
         group: Group,
-        wire: torch.device | None,
         pad: Mapping[Any, float] | None,
         fixed: int | None = None,
         shifts: Callable[[], bool] = lambda: False,
+        compares: bool = True,
     ) -> None:
         self.length = 0
         self.rows = 0
         self._shifts = shifts
         self._group = group
-        self._wire = wire
+        self._compares = compares
         self._pad = pad or {}
         self._fixed = fixed
         self._count = 0
@@ -121,13 +125,13 @@ class Cutter:
     def _check_alike(self, tensors: Sequence[Tensor]) -> None:
         """Compare the first batch, the second, the 4th, the 8th... with the other ranks'."""
         self._count += 1
-        if self._wire is None or self._count & (self._count - 1):
+        if not self._compares or self._count & (self._count - 1):
             return
         digest = 0
         for one in tensors:
             digest = zlib.crc32(f"{tuple(one.shape)}".encode(), digest)
             digest = zlib.crc32(_bytes_of(one), digest)
-        if not self._group.all_alike(digest, self._wire):
+        if not self._group.all_alike(digest):
             raise RuntimeMisuse(
                 f"the {self._group.size} ranks that share sequences read different batches",
                 "each takes its part of one and the same batch; a dataset or collate_fn that draws "

@@ -208,7 +208,9 @@ def test_a_state_goes_from_divided_sequences_to_one_device_and_back(
     size: int, strategy: Strategy, tmp_path: Path
 ) -> None:
     def launch(how: Strategy, num: int, *folders: Path | None) -> list[float]:
-        return notebook_launcher(one_pass, (how, *folders), num, device="cpu", timeout_s=100)[0]
+        run = notebook_launcher(one_pass, (how, *folders), num, device="cpu", timeout_s=100)
+        assert run.history["loss"] == pytest.approx(run[0], abs=1e-6)  # the curve that is drawn
+        return run[0]
 
     first = launch(SingleDevice(), 1, None, tmp_path / "one")
     expected = pytest.approx(launch(SingleDevice(), 1, tmp_path / "one", None), abs=1e-5)

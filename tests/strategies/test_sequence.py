@@ -12,7 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_accel import Accelerator, ParallelismConfig, SequenceParallel, notebook_launcher
+from notebook_accel import (
+    Accelerator,
+    DataLoaderConfiguration,
+    ParallelismConfig,
+    SequenceParallel,
+    notebook_launcher,
+)
 from notebook_accel.config.sequence import (
     DeepSpeedSequenceParallelConfig,
     TorchContextParallelConfig,
@@ -89,8 +95,12 @@ def test_attention_over_parts_is_attention_over_the_whole() -> None:
 # ── what a rank reads, and what a metric counts ───────────────────────────────────────────────────
 
 
-def reads() -> dict[str, Any]:
-    accelerator = Accelerator(cpu=True, strategy=SequenceParallel(2))
+def reads(dispatches: bool) -> dict[str, Any]:
+    accelerator = Accelerator(
+        cpu=True,
+        strategy=SequenceParallel(2),
+        dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatches),
+    )
     tokens = torch.arange(5 * 4).view(5, 4)
     dataset = [{"x": one, "row": one[:1], "name": f"row {int(one[0]) // 4}"} for one in tokens]
     loader = accelerator.prepare(DataLoader(dataset, batch_size=2))
@@ -118,8 +128,11 @@ def reads() -> dict[str, Any]:
     }
 
 
-def test_ranks_of_a_sequence_read_its_parts_and_metrics_count_each_token_once() -> None:
-    told = notebook_launcher(reads, (), 4, device="cpu", timeout_s=100)
+@pytest.mark.parametrize("dispatches", [False, True])
+def test_ranks_of_a_sequence_read_its_parts_and_metrics_count_each_token_once(
+    dispatches: bool,
+) -> None:
+    told = notebook_launcher(reads, (dispatches,), 4, device="cpu", timeout_s=100)
     whole = torch.arange(20).view(5, 4)
     assert [one["parts"][0] for one in told] == [[0, 1], [2, 3], [8, 9], [10, 11]]
     for rank, one in enumerate(told):
