@@ -22,6 +22,9 @@
 # **You need** the training loop of PyTorch and the mean of a mean. About 15 minutes to read,
 # half a minute to run. The launches use the CPU, because the numbers below are compared to the
 # last bits.
+#
+# The same subject at other depths: [for beginners](../1_beginner/03_one_loop.ipynb) ·
+# [for developers](../2_developer/01_one_loop.ipynb).
 
 # %% [markdown]
 # ## 1. The identity

@@ -1,0 +1,211 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Choose a strategy by memory
+#
+# **What you will see.** What a model of a given size would hold on your devices under each
+# strategy, one function trained under three of them with the same losses, and the bytes that
+# each rank really held.
+#
+# **You need** [the whole loop](01_one_loop.ipynb). About 12 minutes to read, about a minute to
+# run.
+
+# %% [markdown]
+# ## 1. Ask before you train
+#
+# A **strategy** says how a model lies across ranks. Data parallelism (DDP) is the default: a
+# whole copy on each. When a copy does not fit, parts of it must be divided. `advise` measures a
+# model without running it (also one that is far too large for this machine) and tells what a
+# rank would hold.
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_accel import DDP, FSDP, Accelerator, TensorParallel, advise, notebook_launcher
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Net(nn.Module):
+    def __init__(self, width=32, num_blocks=4):
+        super().__init__()
+        self.tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+        self.blocks = nn.ModuleList(Block(width) for _ in range(num_blocks))
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+with torch.device("meta"):  # shapes without numbers: nothing is allocated
+    large = Net(width=4096, num_blocks=24)
+num = sum(p.numel() for p in large.parameters())
+print(f"{num / 1e9:.1f} billion parameters")
+
+# %% [markdown]
+# **Predict before you run.** Adam in mixed precision keeps about 16 bytes for each parameter.
+# Does this model fit on one device of 24 GB? And in halves, on two? a. both · b. only in halves
+# · c. neither
+
+
+# %%
+def compare(guess, truth):
+    """Say whether a guess is right; without one, only say what is."""
+    if guess is None:
+        return f"It is {truth}. Next time, guess first!"
+    return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
+
+
+guess = None  # write "a", "b" or "c"
+
+# %%
+advice = advise(large, torch.empty(8, 4096, device="meta"), ["24GB", "24GB"])
+advice
+
+# %%
+whole, half = num * 16 / 1e9, num * 16 / 2 / 1e9
+print(compare(guess, "a" if whole < 24 else "b" if half < 24 else "c"))
+print(f"{whole:.0f} GB whole, {half:.0f} GB in halves")
+assert advice.best is not None, "Offloaded to the CPU's memory it fits."
+print(advice.code)
+
+# %% [markdown]
+# ## 2. One function, three strategies
+#
+# The loop does not change. The strategy is a value given to the launch.
+
+# %%
+x = torch.randn(64, 32)
+data = TensorDataset(x, x[:, :4].sum(1, keepdim=True).tanh())
+
+
+def main(batch_size):
+    accelerator = Accelerator()
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loader = DataLoader(data, batch_size=batch_size)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _ in range(5):
+        for a, b in loader:
+            optimizer.zero_grad()
+            accelerator.backward(nn.functional.mse_loss(model(a), b))
+            optimizer.step()
+    held = 0
+    for p in model.parameters():
+        held += getattr(p, "to_local", lambda p=p: p)().numel()
+    return held
+
+
+strategies = {
+    "DDP": (DDP(), 8),
+    "FSDP": (FSDP(), 8),
+    "TensorParallel": (TensorParallel(size=2), 16),
+}
+done = {
+    name: notebook_launcher(main, (size,), num_processes=2, device="cpu", strategy=strategy)
+    for name, (strategy, size) in strategies.items()
+}
+
+# %% [markdown]
+# Two ranks of `TensorParallel(size=2)` compute one batch together, so their batch is 16 where
+# the others have 2 x 8.
+
+# %%
+losses = {name: run.history["loss"] for name, run in done.items()}
+apart = max(
+    abs(a - b) for other in ("FSDP", "TensorParallel")
+    for a, b in zip(losses["DDP"], losses[other], strict=True)
+)  # fmt: skip
+print(f"the losses are at most {apart:.1e} apart")
+assert apart < 1e-3, "A strategy changes where numbers lie, not what they are."
+
+figure, plots = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
+for (name, curve), style in zip(losses.items(), ("-", "--", ":"), strict=True):
+    plots[0].plot(curve, style, linewidth=2, label=name)
+plots[0].set(title="The same losses", xlabel="step", ylabel="loss")
+plots[0].legend(fontsize=8)
+plots[1].bar(list(done), [run[0] for run in done.values()], color="#1763a6")
+plots[1].set(title="Parameters that rank 0 holds")
+plt.show()
+assert done["FSDP"][0] < 0.6 * done["DDP"][0]
+
+# %% [markdown]
+# ## 3. Wrong degrees
+#
+# What cannot be is refused before anything is divided, on every rank alike.
+
+# %%
+from IPython import get_ipython
+
+try:
+    notebook_launcher(main, (8,), num_processes=2, device="cpu", strategy=TensorParallel(size=3))
+except ValueError:
+    get_ipython().showtraceback()
+
+# %% [markdown]
+# ## 4. Sixty-four ranks on this machine
+#
+# `device="fake"` plays a layout: no numbers of 64 ranks, but the shapes, the division of the
+# batch and the memory of each rank.
+
+# %%
+notebook_launcher(main, (8,), num_processes=64, device="fake", strategy=FSDP(replicas=8))
+
+# %% [markdown]
+# ## Exercises
+#
+# **1.** Which strategy is advised for a model of 7 billion parameters on four devices of 80 GB?
+# Ask, and write the name of its class.
+
+# %%
+answer = None  # write "DDP", "FSDP", ...
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+seven = advise(7_000_000_000, devices=["80GB"] * 4)
+assert seven.best is not None, "A quarter of 112 GB fits on 80."
+print(compare(answer, type(seven.best).__name__))
+print(seven.code)
+
+# %% [markdown]
+# ## Remember
+#
+# - About 16 bytes a parameter with Adam, before activations.
+# - `advise(model, batch, devices)` before you train; `device="fake"` for a layout you do not
+#   have.
+# - DDP while a copy fits, then FSDP. Tensor parallelism and pipelines for layers and links that
+#   ask for them.
+#
+# ## What next
+#
+# - [Kaggle and Colab](10_kaggle_colab.ipynb)
+# - [Models that do not fit](../../docs/guides/strategies.md)
+# - How it works: [sharding by hand](../3_researcher/07_sharding.ipynb)
