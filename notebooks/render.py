@@ -7,7 +7,9 @@ executed notebook beside it, of all notebooks or of those that are named.
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,14 +39,16 @@ def executed(path: Path) -> Any:
     Errors: CellExecutionError when a cell raises; CellTimeoutError.
     """
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(
+    client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
         kernel_name="python3",
         extra_arguments=["--IPKernelApp.log_level=40"],  # errors; not that TCP can be listened to
         resources={"metadata": {"path": str(path.parent)}},
         store_widget_state=False,  # a page has no kernel to talk to: it shows what stays
-    ).execute()
+    )
+    with tempfile.TemporaryDirectory() as records:  # "the last run" is one of this notebook's
+        client.execute(env={**os.environ, "NOTEBOOK_ACCEL_RUNS": records})
     return notebook
 
 
