@@ -65,6 +65,7 @@ _WHERE = {
     "synchronize_rng_states": "runtime.operations",
     "use_in_trainer": "compat.trainer",
     "watch_devices": "launch.openers",
+    "whole_sequences": "strategies.sequence_forward",
     "without_guards": "config.guards",
 }
 
@@ -144,6 +145,7 @@ if TYPE_CHECKING:
     from notebook_accel.runtime.memory import find_executable_batch_size
     from notebook_accel.runtime.operations import synchronize_rng_states
     from notebook_accel.runtime.pieces import prepare_pippy
+    from notebook_accel.strategies.sequence_forward import whole_sequences
     from notebook_accel.ui import playground, runs
     from notebook_accel.ui.picker import DevicePicker, LaunchPicker, PrecisionPicker
 

@@ -53,6 +53,7 @@ class SequenceEngine(Engine):
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         super().__init__(wish.data, world, precision)
         self._sequence = wish
+        self._together = together  # so many ranks divide heads
         self._axes = sequence_mesh(world, wish.size, tensor, wish.axis, _num_copies(wish, world))
         self._group = parts.Group.of(self._axes[wish.axis].get_group(), world.wire)
         readers = tuple(rank // together for rank in range(world.size))
@@ -107,7 +108,7 @@ class SequenceEngine(Engine):
         )
 
     def _check(self, model: nn.Module) -> None:
-        check_model(uncompiled(model), self._group.size, self._sequence.exchange)
+        check_model(uncompiled(model), self._together, self._sequence.exchange)
 
     # ── batches ───────────────────────────────────────────────────────────────────────────────
 

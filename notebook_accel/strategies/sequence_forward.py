@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from notebook_accel.errors import ConfigError, RuntimeMisuse
+from notebook_accel.errors import ConfigError, Explained, RuntimeMisuse
 from notebook_accel.ranks.collectives import map_tensors, map_tree
 from notebook_accel.strategies.precision import MixedForward, Precision
 from notebook_accel.strategies.sequence_attention import attending, summed
@@ -29,7 +29,8 @@ class Sharing:
     """How one engine's models share sequences.
 
     ``lengths`` gives the lengths that parts have now, None where sequences are whole; ``checks``
-    says whether models are tried at their first call.
+    says whether models are tried at their first call, ``paused`` whether they are given whole
+    sequences for a while.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Sharing:
         self.exchange = exchange
         self.checks = checks
         self.lengths = lengths
+        self.paused = False
 
     def attending(self) -> Any:
         """Give the context in which attention sees whole sequences."""
@@ -78,7 +80,7 @@ class SequenceForward(MixedForward):
         """
         length, lengths = _length([args, kwargs]), self.sharing.lengths()
         generates = kwargs.get("use_cache") or kwargs.get("past_key_values") is not None
-        if generates or lengths is None:  # sequences are whole
+        if generates or lengths is None or self.sharing.paused:  # sequences are whole
             return self.inside(*args, **kwargs)
         if length is None or length not in lengths:
             raise self._not_a_part(length, lengths)
@@ -139,14 +141,26 @@ class SequenceForward(MixedForward):
             return group.part(one) if one.dim() > 1 and one.shape[1] == num * group.size else one
 
         begun = map_tensors(begin, [args, kwargs])
-        if is_transformers(self.forward.__self__):  # what is computed for padding has no meaning
+        model = self.forward.__self__
+        if is_transformers(model):  # what is computed for padding has no meaning
             begun[1].pop("attention_mask", None)
-        with _trying(self.forward.__self__):
-            expected = self.inside(*begun[0], **begun[1])
-            mine = map_tensors(part, begun)
-            found = self._on_parts(num, tuple(mine[0]), mine[1])
         tolerance = _ROUGH if self.precision.dtype is not None else _CLOSE
-        odd = _difference(_tensors(expected), _tensors(found), num, group, tolerance)
+        try:
+            with _trying(model):
+                expected = self.inside(*begun[0], **begun[1])
+                mine = map_tensors(part, begun)
+                found = self._on_parts(num, tuple(mine[0]), mine[1])
+            odd = _difference(_tensors(expected), _tensors(found), num, group, tolerance)
+        except Explained:
+            raise
+        except Exception as error:  # whatever a model raises that takes no short sequences
+            if group.rank == 0:
+                print(
+                    f"note: {type(model).__name__} was not tried with {num * group.size} tokens "
+                    f"({type(error).__name__}: {error}): whether it computes alike with parts of "
+                    "sequences is not known"
+                )
+            return
         worst = float(group.whole(torch.tensor([odd]), 0).max())
         if worst > 0:
             raise self._differs(worst, num)
@@ -174,9 +188,28 @@ class SequenceForward(MixedForward):
             "a rank has a part of each sequence: parts that are shortened or shifted in the loop "
             "miss tokens at their ends, and other sequences are no parts",
             "shift inputs and targets against each other before they are cut, in the dataset or "
-            "collate_fn; call accelerator.unwrap_model(model, keep_fp32_wrapper=False) for whole "
-            "sequences of your own",
+            "collate_fn; write `with whole_sequences(model):` around a call with whole sequences",
         )
+
+
+@contextmanager
+def whole_sequences(model: nn.Module) -> Iterator[None]:
+    """Let a prepared ``model`` take whole sequences inside the block, as no loader has cut them.
+
+    Every rank computes them. Where sequences are not divided nothing changes.
+
+    Ranks: where the model is in shards, all ranks enter it, with sequences of equal shapes.
+    """
+    forwards = [vars(one).get("forward") for one in model.modules()]
+    found = [one.sharing for one in forwards if isinstance(one, SequenceForward)]
+    before = [one.paused for one in found]
+    for one in found:
+        one.paused = True
+    try:
+        yield
+    finally:
+        for one, was in zip(found, before, strict=True):
+            one.paused = was
 
 
 def check_model(model: nn.Module, size: int, exchange: str) -> None:

@@ -18,6 +18,7 @@ from notebook_accel import (
     ParallelismConfig,
     SequenceParallel,
     notebook_launcher,
+    whole_sequences,
 )
 from notebook_accel.config.sequence import (
     DeepSpeedSequenceParallelConfig,
@@ -194,6 +195,38 @@ def test_a_normalized_loss_weighs_every_token_alike() -> None:
     alone = notebook_launcher(normalizes, (SingleDevice(),), 1, device="cpu")
     divided = notebook_launcher(normalizes, (SequenceParallel(2),), 2, device="cpu", timeout_s=100)
     assert divided[0] == pytest.approx(alone[0], abs=1e-6)
+
+
+# ── whole sequences again, and models that cannot be tried ────────────────────────────────────────
+
+
+class Even(Net):
+    """Takes no sequences of fewer than 20 tokens a rank."""
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        if x.shape[1] < 20:
+            raise ValueError("too few tokens")
+        return super().forward(x, position_ids)
+
+
+def computes_whole() -> tuple[bool, bool]:
+    accelerator = Accelerator(cpu=True, strategy=SequenceParallel(2))
+    model, loader = accelerator.prepare(Even(), DataLoader(tokens(2, 48), batch_size=2))
+    whole = tokens(2, 48)
+    with torch.no_grad():
+        (part,) = [model(one) for one in loader]
+        with whole_sequences(model):
+            wanted = model(whole)
+        (again,) = [model(one) for one in loader]
+    mine = wanted.chunk(2, 1)[accelerator.process_index]
+    return torch.allclose(mine, part, atol=1e-5), torch.equal(part, again)
+
+
+def test_a_block_takes_whole_sequences_and_a_model_that_cannot_be_tried_is_noted() -> None:
+    run = notebook_launcher(computes_whole, (), 2, device="cpu", timeout_s=100)
+    assert list(run) == [(True, True)] * 2
+    said = "".join(run.logs())
+    assert "note: Even was not tried with 16 tokens (ValueError: too few tokens)" in said
 
 
 # ── Accelerate's faces ────────────────────────────────────────────────────────────────────────────
@@ -415,7 +448,10 @@ WHAT_IS_SAID = {
     "fixed": ("sequences of 8 tokens, where all have length=16", "pad"),
     "no tokens": ("a batch has no tensor with a dimension 1", "collate_fn"),
     "shifted": ("Net was given 3 tokens, where the parts of a sequence have 4", "shift inputs"),
-    "own batch": ("Net was given 3 tokens, where the parts of a sequence have 4", "unwrap_model"),
+    "own batch": (
+        "Net was given 3 tokens, where the parts of a sequence have 4",
+        "with whole_sequences",
+    ),
     "unlike": ("2 ranks that share sequences read different batches", "set_seed"),
     "pad": ("SequenceParallel(pad=...) names 'y'", "{0: 0, 1: -100}"),
     "buffers": ("got 1 buffers and 2 buffer_seq_dims", "buffer_seq_dims=[1, 1]"),
