@@ -11,7 +11,7 @@ from torch import Tensor
 
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.errors import ConfigError, RuntimeMisuse
-from notebook_accel.events import rails
+from notebook_accel.events import context, rails
 from notebook_accel.ranks.world import World, leave
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.live import LiveEvents
@@ -131,7 +131,7 @@ class Recording:
             tracker.log(read, step=at, **(log_kwargs or {}).get(tracker.name, {}))
 
     def end_training(self) -> None:
-        """Finish saving, send the last numbers, close the trackers, leave the process group.
+        """Finish saving, send the last numbers, close the trackers; a script leaves the group.
 
         Ranks: all ranks call it, at the end.
         """
@@ -139,7 +139,8 @@ class Recording:
         if self._live is not None:
             self._live.finish()
         self._finish_trackers()
-        leave()
+        if context.current() is None:  # a launched rank leaves at its end, after what it returns
+            leave()
 
     def _made(
         self, cls: type[GeneralTracker], project_name: str, kwargs: dict[str, Any]

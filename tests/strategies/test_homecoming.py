@@ -94,6 +94,7 @@ def test_a_returned_model_keeps_no_precision_of_the_run() -> None:
 
 def returns_on_main() -> Any:
     accelerator, model, _ = train()
+    accelerator.end_training()
     if not accelerator.is_main_process:
         sys.exit(0)
     return model
@@ -163,3 +164,15 @@ def test_an_optimizers_parts_do_not_leave_their_rank() -> None:
         launched(returns_states, strategy=FSDP())
     assert "a sharded tensor (shape (6, 4)) was returned from a rank" in error.value.what
     assert "get_state_dict(model), called on all ranks" in error.value.fix
+
+
+def returns_what_is_played() -> Any:
+    accelerator = Accelerator()
+    return accelerator.prepare(Net())
+
+
+def test_played_ranks_bring_nothing_and_nobody_waits_for_them() -> None:
+    with pytest.raises(LaunchError, match=r"a part of a sharded model \(Net\) was returned"):
+        notebook_launcher(
+            returns_what_is_played, (), 8, device="fake", strategy=FSDP(), timeout_s=60
+        )
