@@ -31,7 +31,7 @@ test: env
 ENGINES := $(VENV)/.engines
 
 $(ENGINES): $(READY)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,deepspeed,docs,fp8,libraries]'
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,deepspeed,docs,fp8,libraries,megatron]'
 	@touch $@
 
 test-slow: $(ENGINES)

@@ -234,7 +234,7 @@ BROUGHT = {
     "traitlets": "ipywidgets",
 }
 # Imported only where a person uses them; their absence is explained there.
-OPTIONAL = {"deepspeed", "ipykernel", "pandas", "shtab"}
+OPTIONAL = {"deepspeed", "ipykernel", "megatron", "pandas", "shtab"}
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

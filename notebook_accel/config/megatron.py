@@ -9,8 +9,11 @@ from typing import Any, ClassVar
 from notebook_accel.config.resolve import resolve
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.settings import SETTINGS
-from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel
+from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel, choose
 from notebook_accel.errors import ConfigError
+
+# Whose divided layers compute.
+LAYERS = ("torch", "core")
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Megatron(Strategy):
     gradients and optimizer states into parts, ``use_custom_fsdp`` parameters too.
     ``recompute_activations`` computes blocks a second time instead of keeping what they made. Each
     update's gradients are cut to the norm ``gradient_clipping``; None leaves them as they are.
+    ``layers="core"`` is for a model that you have made of megatron-core's divided layers: they
+    compute, and its groups are made with the Accelerator.
 
     Errors: ConfigError for what cannot be.
     Source: Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters".
@@ -38,8 +43,10 @@ class Megatron(Strategy):
     recompute_activations: bool = False
     context_parallel_size: int = 1
     plan: Mapping[str, Any] | None = None
+    layers: str = "torch"
 
     def __post_init__(self) -> None:
+        choose(self.layers, "layers", LAYERS)
         for name in ("tp_degree", "pp_degree", "context_parallel_size", "num_micro_batches"):
             value = getattr(self, name)
             if name == "num_micro_batches" and value is None:
@@ -50,12 +57,27 @@ class Megatron(Strategy):
                     f"{name} is a whole number of at least 1",
                     f"write {name}=2, or leave it out",
                 )
+        self._check_core()
         if self.context_parallel_size > 1 and self.pp_degree > 1:
             raise ConfigError(
                 f"Megatron(pp_degree={self.pp_degree}, "
                 f"context_parallel_size={self.context_parallel_size})",
                 "a stage of a pipeline sees whole sequences",
                 "leave one of them at 1",
+            )
+
+    def _check_core(self) -> None:
+        """Refuse what goes with torch's engines only."""
+        plain = Megatron.__dataclass_fields__
+        served = ("tp_degree", "gradient_clipping", "layers", "num_micro_batches")
+        odd = [one for one in plain if getattr(self, one) != plain[one].default]
+        odd = [one for one in odd if one not in served]
+        if self.layers == "core" and odd:
+            raise ConfigError(
+                f'Megatron(layers="core", {odd[0]}={getattr(self, odd[0])!r})',
+                "a model of megatron-core's layers is trained as it is, in copies that read other "
+                "data",
+                f"leave {odd[0]} out, or layers",
             )
 
     def engine(self, world_size: int) -> Strategy:
@@ -145,7 +167,8 @@ class MegatronLMPlugin:
     ``sequence_parallelism`` and ``use_precision_aware_optimizer`` change no number, and save no
     memory here. What the loop says itself (``train_iters``, ``eval_interval``, sequence lengths,
     ...) is taken and changes nothing. What a model, scheduler or loss of Megatron's own would do is
-    an error that names it, and what does it here.
+    an error that names it, and what does it here. ``layers`` is the wish's, and no field of
+    Accelerate's.
 
     Errors: ConfigError for values that cannot be, and for fields that ask for Megatron's own.
     Source: Megatron, which says what each field does.
@@ -214,6 +237,7 @@ class MegatronLMPlugin:
     attention_softmax_in_fp32: bool | None = None
     calculate_per_token_loss: bool | None = None
     use_rotary_position_embeddings: bool | None = None
+    layers: str = "torch"
 
     def __post_init__(self) -> None:
         found = resolve({})
@@ -240,6 +264,7 @@ class MegatronLMPlugin:
             use_custom_fsdp=bool(self.use_custom_fsdp),
             recompute_activations=recomputes,
             context_parallel_size=self.context_parallel_size or 1,
+            layers=self.layers,
         )
 
     @property

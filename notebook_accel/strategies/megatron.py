@@ -22,8 +22,10 @@ def told(wish: Megatron, num_ranks: int) -> str:
     degrees = f"tp_degree={wish.tp_degree} x pp_degree={wish.pp_degree}"
     if wish.context_parallel_size > 1:
         degrees += f" x context_parallel_size={wish.context_parallel_size}"
+    if wish.layers == "core":
+        return f"{degrees} run on megatron-core's own layers, of which the model is made"
     there = "megatron-core is not installed, and not needed"
     if is_installed("megatron"):
-        there = "megatron-core trains models made of its own layers, and this one is yours"
+        there = 'megatron-core trains models made of its own layers (layers="core")'
     name = wish.engine(num_ranks).name
     return f"{degrees} run on torch's own engines ({name}): {there}"

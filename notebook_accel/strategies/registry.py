@@ -144,7 +144,12 @@ def _deepspeed(wish: DeepSpeed, world: World, precision: Precision) -> Engine:
 def _megatron(wish: Megatron, world: World, precision: Precision) -> Engine:
     from notebook_accel.strategies.megatron import serve
 
-    return serve(build(wish.engine(world.size), world, precision), wish)
+    served = wish.engine(world.size)
+    if wish.layers == "torch" or wish.tp_degree == 1:
+        return serve(build(served, world, precision), wish)
+    from notebook_accel.strategies.megatron_core import CoreEngine
+
+    return serve(CoreEngine(wish, world, precision), wish)
 
 
 BUILT_IN: dict[type[Strategy], Maker] = {

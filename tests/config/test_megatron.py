@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from notebook_accel import Accelerator, notebook_launcher
+from notebook_accel.config.installed import is_installed
 from notebook_accel.config.megatron import Megatron, MegatronLMPlugin, TorchTensorParallelPlugin
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, MissingPackage
 
 CUT = FSDP(reshard_after_forward=False)
 COPIES = FSDP(reshard_after_forward=False, replicas=2)
@@ -56,6 +58,8 @@ def test_degrees_multiply_to_the_world(degrees: dict, world: int, what: str) -> 
         ({"tp_degree": 0}, "Megatron(tp_degree=0)"),
         ({"pp_degree": True}, "Megatron(pp_degree=True)"),
         ({"pp_degree": 2, "context_parallel_size": 2}, "pp_degree=2, context_parallel_size=2"),
+        ({"layers": "mine"}, "layers='mine'"),
+        ({"layers": "core", "pp_degree": 2}, 'Megatron(layers="core", pp_degree=2)'),
     ],
 )
 def test_degrees_that_cannot_be_are_refused(fields: dict, what: str) -> None:
@@ -80,6 +84,9 @@ def test_a_plugin_has_accelerates_defaults_and_asks_the_environment(
         recompute_activations=True,
     )
     assert plugin.changes_nothing == ["sequence_parallelism"]
+    assert MegatronLMPlugin(layers="core").wish() == Megatron(
+        tp_degree=2, gradient_clipping=0.5, layers="core"
+    )
 
 
 def test_what_the_loop_says_itself_changes_nothing() -> None:
@@ -131,3 +138,18 @@ def test_the_older_plugin_of_tensor_parallelism_is_a_wish() -> None:
     assert TorchTensorParallelPlugin(torch_device_mesh=Mesh()).wish() == TensorParallel(4)
     with pytest.raises(ConfigError, match=r"size=0"):
         TorchTensorParallelPlugin(tp_size=0)
+
+
+def test_megatrons_own_layers_need_its_package() -> None:
+    def prepares() -> str:
+        try:
+            Accelerator(cpu=True, strategy=Megatron(tp_degree=2, layers="core"))
+        except MissingPackage as error:
+            return str(error)
+        return "it is installed"
+
+    if is_installed("megatron"):
+        pytest.skip("megatron-core is installed")
+    for told in notebook_launcher(prepares, (), 2, device="cpu"):
+        assert 'Megatron(layers="core") needs megatron-core, which is not installed' in told
+        assert "pip install 'notebook-accel[megatron]'" in told
