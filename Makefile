@@ -35,7 +35,8 @@ $(ENGINES): $(READY)
 	@touch $@
 
 test-slow: $(ENGINES)
-	$(RUN) -m pytest -m 'slow and not soak' $(TESTS)
+	$(RUN) -m pytest -n $(ABREAST) --dist loadfile -m 'slow and not (soak or browser)' $(TESTS)
+	$(RUN) -m pytest -m 'browser and slow' $(TESTS)
 
 soak: env
 	$(RUN) -m pytest -m soak $(TESTS)
