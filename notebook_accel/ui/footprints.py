@@ -58,7 +58,7 @@ def by_strategy(sizes: Sizes | None, choice: Choice, machine: Machine) -> tuple[
     return tuple(
         Alternative(offer.kind, offer.label, memory, memory.total <= free if free else None)
         for offer, memory in counted
-        if memory is not None
+        if memory is not None and not (memory.host and choice.device == "cpu")
     )
 
 

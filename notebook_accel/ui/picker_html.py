@@ -126,8 +126,8 @@ def _finding(one: Finding) -> str:
 def _table(rows: list[list[str]], picked: str) -> str:
     """Rows of cells under a header of precisions; the picked one's column stands out."""
     header, *lines = rows
-    marked = [' class="nba-picked"' if name == picked else "" for name in header]
-    names = [f"{name} (chosen)" if name == picked else name for name in header]
+    marked = [' class="nba-picked"' if name and name == picked else "" for name in header]
+    names = [f"{name} (chosen)" if name and name == picked else name for name in header]
     head = "".join(
         f'<th scope="col"{mark}>{escape(name)}</th>'
         for name, mark in zip(names, marked, strict=True)

@@ -74,13 +74,13 @@ def by_strategy(state: State) -> list[list[str]]:
     rows = [
         [
             one.label,
-            size_words(one.memory.total),
-            f"{size_words(one.memory.host)} on the CPU" if one.memory.host else "",
+            size_words(one.memory.total)
+            + (f" + {size_words(one.memory.host)} CPU" if one.memory.host else ""),
             marks[one.fits],
         ]
         for one in found
     ]
-    return [[f"strategy {in_which}".rstrip(), "a rank holds", "", ""], *rows]
+    return [[f"strategy {in_which}".rstrip(), "a rank holds", ""], *rows]
 
 
 def timing_rows(timings: Timings | None) -> list[list[str]]:

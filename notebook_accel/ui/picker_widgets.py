@@ -24,6 +24,7 @@ from notebook_accel.ui.place import place
 _WIDE = {"description_width": "7.5em"}
 _MOST = 1_000_000  # of what has no end: a field needs one
 _LABEL_GAP = "0 0 0 calc(7.5em + 9px)"
+_QUESTION_WIDTH = "calc(100% - 7.5em - 12px)"
 _QUESTION_GAP = "1px 0 1px calc(7.5em + 9px)"
 
 
@@ -193,7 +194,8 @@ class _Strategy:
             field.value = getattr(wish, ask.field)
 
     def _field(self, ask: menu.Ask) -> Any:
-        style, layout = {"description_width": "8.5em"}, widgets.Layout(margin=_QUESTION_GAP)
+        style = {"description_width": "8.5em"}
+        layout = widgets.Layout(margin=_QUESTION_GAP, width=_QUESTION_WIDTH, max_width="24em")
         if ask.options == menu.YES_NO:
             made: Any = widgets.Checkbox(description=ask.label, indent=False, layout=layout)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import nbformat
 import pytest
+from conftest import SHOTS
 from hosts import NotebookPage, VoilaPage
 from lab_page import LabPage
 
@@ -30,6 +31,13 @@ def go(button):
 
 train.on_click(go)
 ipywidgets.VBox([picker.widget, train, answer])
+"""
+ADVISE = """
+import torch
+from notebook_accel import advise
+with torch.device("meta"):
+    model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(64)))
+advise(model, torch.zeros(4096, 4096, device="meta"), "T4 x2")
 """
 LIGHT = pytest.mark.parametrize("theme", ["light"], indirect=True, scope="session")
 PAGES = {"lab": LabPage, "notebook": NotebookPage, "voila": VoilaPage}
@@ -186,3 +194,26 @@ def test_running_the_cell_again_keeps_what_was_picked(open_in, theme):
     lab.page.wait_for_selector("text=32 x 2 ranks = 64 samples")
     assert lab.page.get_by_role("spinbutton", name="Processes").input_value() == "2"
     assert lab.page.get_by_role("radio", name="bf16").is_checked()
+
+
+@LIGHT
+def test_a_strategy_asks_its_questions_and_the_line_has_the_answers(open_in):
+    lab = open_in("lab", PREPARE, "picker", LAUNCH, ADVISE)
+    run_cell(lab, 0)
+    run_cell(lab, 1)
+    page = lab.page
+    page.wait_for_selector(".nba-picker input")
+    field = page.get_by_role("spinbutton", name="Processes")
+    field.click(click_count=3)
+    page.keyboard.type("2")
+    page.keyboard.press("Tab")
+    page.locator("label", has_text="fsdp: a share").click()
+    page.locator("label", has_text="On the CPU").click()
+    line = 'device="cpu", num_processes=2, mixed_precision="no", strategy=FSDP(cpu_offload=True))'
+    page.wait_for_selector(f"text={line}")
+    page.screenshot(path=SHOTS / "strategies.png")
+    run_cell(lab, 3)
+    page.wait_for_selector("td:has-text('FSDP, offloaded')").scroll_into_view_if_needed()
+    page.screenshot(path=SHOTS / "advice.png")
+    assert launch(lab).endswith("[(2, 'no', 1), (2, 'no', 1)]\n")
+    assert lab.complaints == []
