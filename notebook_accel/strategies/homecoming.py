@@ -82,16 +82,18 @@ class Homecoming:
                 self._owner.update({id(one): index for one in _all_of(model)})
         met = self._find(look)
         gone = {index for index, model in enumerate(models) if model is None}
-        if not dist.is_initialized() or dist.get_backend() == "fake":
-            return  # the person has left the group, or the others are only played
+        if not dist.is_initialized():  # the person has left the group: nobody can be asked
+            return
+        is_played = dist.get_backend() == FAKE  # what others have is made up: shapes are all
         with _waiting():
-            every = _told(met, gone)
+            every = [(met, gone)] if is_played else _told(met, gone)
             for index in sorted(set[int]().union(*(has for has, _ in every))):
                 first = next(rank for rank, (has, _) in enumerate(every) if index in has)
                 _refuse_dropped(first, [rank for rank, (_, no) in enumerate(every) if index in no])
                 model = models[index]
                 assert model is not None
-                self._gather(model, first == dist.get_rank(), self._ways[index])
+                keep = first == dist.get_rank() and not is_played
+                self._gather(model, keep, self._ways[index])
 
     def instead_of(self, one: Any) -> Any:
         """Give what travels in place of a module or tensor in pieces.
@@ -179,8 +181,7 @@ def _told(met: set[int], gone: set[int]) -> list[tuple[set[int], set[int]]]:
 
     The group is new: a rank that is still at work calls nothing on it by mistake.
     """
-    kind = FAKE if dist.get_backend() == FAKE else "gloo"
-    group = dist.new_group(backend=kind, timeout=PATIENCE)
+    group = dist.new_group(backend="gloo", timeout=PATIENCE)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (met, gone), group=group)
     return every

@@ -24,8 +24,8 @@ WISHES: dict[str, Strategy] = {
 INPUTS = torch.linspace(-1, 1, 8).view(2, 4)
 
 
-def launched(function: Any, *args: Any, size: int = 2, **how: Any) -> Any:
-    return notebook_launcher(function, args, size, device="cpu", timeout_s=60, **how)
+def launched(function: Any, *args: Any, size: int = 2, device: str = "cpu", **how: Any) -> Any:
+    return notebook_launcher(function, args, size, device=device, timeout_s=60, **how)
 
 
 def train(precision: str = "no") -> tuple[Accelerator, nn.Module, Any]:
@@ -171,8 +171,8 @@ def returns_what_is_played() -> Any:
     return accelerator.prepare(Net())
 
 
-def test_played_ranks_bring_nothing_and_nobody_waits_for_them() -> None:
-    with pytest.raises(LaunchError, match=r"a part of a sharded model \(Net\) was returned"):
-        notebook_launcher(
-            returns_what_is_played, (), 8, device="fake", strategy=FSDP(), timeout_s=60
-        )
+def test_of_a_model_whose_other_ranks_are_played_the_shapes_come_home() -> None:
+    model = launched(returns_what_is_played, size=8, strategy=FSDP(), device="fake")[0]
+    assert [(tuple(one.shape), one.is_meta) for one in model.parameters()] == [
+        (tuple(one.shape), True) for one in Net().parameters()
+    ]
