@@ -23,6 +23,7 @@ PACKAGES = {
 CORE = [
     "tests/kernel/test_output.py",
     "tests/kernel/test_blame.py",
+    "tests/kernel/test_fork_safety.py::test_a_worker_cannot_reach_the_kernels_event_loop",
     "tests/kernel/test_launches.py::test_a_run_in_the_background_prints_under_its_own_cell_and_is_waited_for",
     "tests/kernel/test_launches.py::test_a_run_in_the_background_is_awaited_in_a_cell",
     "tests/kernel/test_launches.py::test_a_run_in_the_background_can_be_ended",

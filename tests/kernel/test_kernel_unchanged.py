@@ -117,3 +117,22 @@ def test_a_run_in_the_background_leaves_the_kernel_as_it_was(watched):
     )
     assert "[10, 10]" in reply.out, reply.messages
     assert differences(watched) == "[]"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_a_hundred_launches_that_end_in_every_way_leave_the_kernel_as_it_was(watched, tmp_path):
+    watched.run(
+        "before = snapshot()\ndef leave():\n    connect(); os._exit(3)\n"
+        "def sleep():\n    connect(); time.sleep(60)\n"
+        "def ended(**more):\n"
+        "    run = notebook_launcher(sleep, num_processes=2, block=False, **more)\n"
+        "    time.sleep(time.time() % 1); run.stop(); run.kill()\n"
+        "    try:\n        run.wait(30)\n    except RunInterrupted:\n        return True"
+    )
+    for number in range(25):
+        method = ("fork", "forkserver")[number % 2]
+        for function, error in (("tens", ""), ("fail", "ValueError"), ("leave", "WorkerDied")):
+            assert watched.run(launch(function, method)).error == error
+        assert watched.run(f"assert ended(start_method={method!r})").error == ""
+    assert differences(watched) == "[]"
