@@ -326,4 +326,5 @@ assert check_recall(recall) == "yes"
 #
 # ## What next
 #
+# - [The effective batch](03_accumulation.ipynb): accumulation, and the learning rate that goes with it.
 # - [Differences from Accelerate](../../docs/differences.md), where counting is concerned

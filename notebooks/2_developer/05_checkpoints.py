@@ -373,4 +373,4 @@ assert check_best(Best) == "yes"
 # ## What next
 #
 # - [A worker fails or hangs](06_debugging.ipynb): find out why.
-# - [One loop for any hardware](01_one_loop.ipynb), where this series began
+# - [What `prepare` returns](../3_researcher/01_one_loop.ipynb), for researchers

@@ -367,5 +367,6 @@ assert [first, second] == ended
 #
 # ## What next
 #
+# - [From the notebook to a script](07_scripts.ipynb), and back
 # - [How forks, pipes and the pump work](../3_researcher/11_processes.ipynb), for researchers
 # - [Questions that others asked](../../docs/faq.md)
