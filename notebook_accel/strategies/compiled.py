@@ -53,9 +53,13 @@ def compile_model(model: nn.Module, regional: bool, arguments: Mapping[str, Any]
     code, so it is compiled once. A model without such a list is compiled whole.
     """
     blocks = repeated_blocks(model) if regional else []
+    from torch._dynamo.external_utils import wrap_inline  # takes a moment
+
     for one in blocks or [model]:
         if not is_compiled_module(one):
-            one.compile(**arguments)
+            # What ``one.compile()`` does, in a frame of its own: torch compiles no frames of its
+            # own modules, and would pass over a whole nn.Sequential.
+            one._compiled_call_impl = torch.compile(wrap_inline(one._call_impl), **arguments)
     return model
 
 
