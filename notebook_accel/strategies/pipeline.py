@@ -325,10 +325,21 @@ class PipelineEngine(Engine):
         return self._staged(model).holdings.is_settled
 
     def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Give the optimizer's whole state, each parameter's from the rank of its stage.
+        """Give the optimizer's whole state on the first rank of each machine.
 
         Ranks: all ranks call it.
         """
+        return self._whole_state(optimizer, self._keeps)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Give the optimizer's whole state to the person.
+
+        Ranks: all ranks call it.
+        """
+        return self._whole_state(optimizer, keep=True)
+
+    def _whole_state(self, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
+        """Bring each parameter's state from the rank of its stage."""
         own = optimizer.state_dict()
         listed = [one for group in optimizer.param_groups for one in group["params"]]
         owners: dict[int, int] = {}
@@ -343,7 +354,7 @@ class PipelineEngine(Engine):
             if owner is not None:
                 source = dist.get_global_rank(self._group, owner)
                 watch.broadcast_object_list(told, source, group=self._group)
-            if told[0] is not None and self._keeps:
+            if told[0] is not None and keep:
                 merged[index] = told[0]
         return {**own, "state": merged}
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from notebook_accel import Accelerator, Megatron, RunConfig, SingleDevice, notebook_launcher
-from notebook_accel.utils import MegatronLMPlugin
+from notebook_accel import (
+    Accelerator,
+    Megatron,
+    ParallelismConfig,
+    RunConfig,
+    SingleDevice,
+    notebook_launcher,
+)
+from notebook_accel.utils import MegatronLMPlugin, TorchTensorParallelPlugin
 from tests.agreement.test_strategies_agree import PLAN, Net, train
 
 MAIN = "import sys; from notebook_accel.cli.main import main; sys.exit(main())"
@@ -85,6 +93,30 @@ def test_a_configuration_and_a_plugin_ask_for_the_same() -> None:
         assert [told[3] for told in run] == [0, 1]
         for told in run:
             assert told[:3] == pytest.approx(expected, rel=1e-5)
+
+
+def lies(**plugins: Any) -> list[Any]:
+    accelerator = Accelerator(cpu=True, **plugins)
+    model = Net()
+    model.tp_plan = PLAN
+    model = accelerator.prepare(model)
+    loss = accelerator.forward_backward(model, (torch.ones(2, 4), torch.ones(2, 1)), nn.MSELoss())
+    ranks = (accelerator.pipeline_parallel_rank, accelerator.tensor_parallel_rank)
+    return [ranks, loss.isfinite().item(), str(accelerator.distributed_type)]
+
+
+@pytest.mark.parametrize(
+    ("plugins", "kind"),
+    [
+        ({"torch_tp_plugin": TorchTensorParallelPlugin(tp_size=2)}, "FSDP"),
+        ({"parallelism_config": ParallelismConfig(pp_size=2)}, "MULTI_CPU"),
+    ],
+)
+def test_other_plugins_ask_for_the_same_axes(plugins: dict, kind: str) -> None:
+    run = notebook_launcher(lies, (), 2, device="cpu", kwargs=plugins)
+    axis = 1 if "torch_tp_plugin" in plugins else 0
+    assert [told[0][axis] for told in run] == [0, 1]
+    assert [told[1:] for told in run] == [[True, kind]] * 2
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,8 +132,11 @@ def goes_back(strategy: Any, folder: Path) -> list[list[float]]:
 
     learn()
     accelerator.save_state(folder)
+    state = copy.deepcopy(optimizer.state_dict())  # whole, on every rank
+    assert sorted(state["state"]) == [*range(16)]
     once = [learn() for _ in range(3)]
     accelerator.load_state(folder)
+    optimizer.load_state_dict(state)
     twice = [learn() for _ in range(3)]
     again = refusal(lambda: Accelerator(cpu=True, strategy=Pipeline()).prepare(model))
     assert "in the stages of another Accelerator" in again and "build the model again" in again
