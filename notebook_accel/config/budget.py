@@ -123,6 +123,8 @@ def layers_divided(wish: TensorParallel, sizes: Sizes, training: Training) -> Bu
     copies = wish.data.replicas if isinstance(wish.data.replicas, int) else 1
     readers = max(1, training.num_ranks // wish.size // copies)
     one = _shards(wish.data, sizes, training, parts, readers)
+    if readers == 1 and not (training.is_half or wish.data.cpu_offload):  # nothing is gathered
+        one = replace(one, other=0)
     kept = sizes.kept
     if kept is None or wish.data.activation_checkpointing:
         return one

@@ -118,27 +118,26 @@ class Advice:
 
     def _repr_html_(self) -> str:
         unit, scale = _unit(self.estimates)
-        names = ["", f"{unit} on a rank", *_COLUMNS, "fits", "why"]
-        head = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in names)
+        names = ["", f"{unit} on a rank", *_COLUMNS, "fits"]
+        head = "".join(
+            f'<th scope="col" style="{_LEFT if n < 2 else _RIGHT}">{name}</th>'
+            for n, name in enumerate(names)
+        )
         body = "".join(
-            "<tr>"
-            + "".join(
-                f'<td style="{_LEFT if n in (0, 1, 8, 9) else _RIGHT}">{escape(cell)}</td>'
-                for n, cell in enumerate([*cells, one.why])
-            )
-            + "</tr>"
+            f"<tr>{_html_cells(cells, one.why)}</tr>"
             for one, cells in zip(self.estimates, self._rows(scale), strict=True)
         )
-        notes = "".join(f"<p style='margin:.2em 0'>note: {escape(one)}</p>" for one in self.notes)
+        notes = "".join(f"<div>note: {escape(one)}</div>" for one in self.notes)
         code = f"<pre><code>{escape(self.code)}</code></pre>" if self.code else ""
         return (
-            f"<p><strong>{escape(self.title)}</strong></p><div style='overflow-x:auto'><table>"
+            f"<div><strong>{escape(self.title)}</strong></div><div style='overflow-x:auto'><table>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}{code}"
         )
 
 
 _LEFT = "text-align:left"
 _RIGHT = "text-align:right;font-variant-numeric:tabular-nums"
+_WHY = "font-size:.9em;opacity:.8;max-width:26em"
 
 
 def advise(
@@ -262,6 +261,14 @@ def _reserved(found: Capacity) -> int:
 def _unit(estimates: tuple[Estimate, ...]) -> tuple[str, float]:
     largest = max((one.memory.total for one in estimates), default=0)
     return ("GB", 1e9) if largest >= 5e8 else ("MB", 1e6)
+
+
+def _html_cells(cells: list[str], why: str) -> str:
+    """Write one row: what speaks for a strategy stands under its name."""
+    mark, label, *numbers = map(escape, cells)
+    named = f'<div><strong>{label}</strong></div><div style="{_WHY}">{escape(why)}</div>'
+    rest = "".join(f'<td style="{_RIGHT}">{one}</td>' for one in numbers)
+    return f'<td style="{_LEFT}">{mark}</td><td style="{_LEFT}">{named}</td>{rest}'
 
 
 def _cells(one: Estimate, scale: float, sizes: Sizes, is_best: bool) -> list[str]:

@@ -213,7 +213,7 @@ def test_a_strategy_asks_its_questions_and_the_line_has_the_answers(open_in):
     page.wait_for_selector(f"text={line}")
     page.screenshot(path=SHOTS / "strategies.png")
     run_cell(lab, 3)
-    page.wait_for_selector("td:has-text('FSDP, offloaded')").scroll_into_view_if_needed()
+    page.wait_for_selector("td:has-text('ZeRO 3')").scroll_into_view_if_needed()
     page.screenshot(path=SHOTS / "advice.png")
     assert launch(lab).endswith("[(2, 'no', 1), (2, 'no', 1)]\n")
     assert lab.complaints == []
