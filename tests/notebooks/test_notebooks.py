@@ -14,18 +14,18 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+CELLS = {path: nbformat.read(path, as_version=4).cells for path in NOTEBOOKS}
 QUICKSTART = ROOT / "notebooks" / "1_beginner" / "01_quickstart.ipynb"
 # The whole notebook on two idle cores takes at most a minute or so; these may be busy.
 LIMIT_S = 300
 
-every_notebook = pytest.mark.parametrize(
-    "path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}"
-)
+
+def name(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
 
 
-def markdown_of(path: Path) -> list[str]:
-    cells = nbformat.read(path, as_version=4).cells
-    return [cell.source for cell in cells if cell.cell_type == "markdown"]
+def sources_of(path: Path, kind: str) -> list[str]:
+    return [cell.source for cell in CELLS[path] if cell.cell_type == kind]
 
 
 def runs_top_to_bottom(path: Path) -> None:
@@ -39,10 +39,6 @@ def runs_top_to_bottom(path: Path) -> None:
     assert pictures, "a readable picture stays"
 
 
-def test_there_are_notebooks():
-    assert QUICKSTART in NOTEBOOKS
-
-
 @pytest.mark.timeout(LIMIT_S)
 def test_the_quickstart_runs_top_to_bottom():
     runs_top_to_bottom(QUICKSTART)
@@ -50,31 +46,32 @@ def test_the_quickstart_runs_top_to_bottom():
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize(
-    "path",
-    [path for path in NOTEBOOKS if path != QUICKSTART],
-    ids=lambda path: f"{path.parent.name}/{path.stem}",
-)
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path != QUICKSTART], ids=name)
 def test_it_runs_top_to_bottom(path):
     runs_top_to_bottom(path)
 
 
-@every_notebook
-def test_it_is_stored_without_outputs(path):
-    for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
-        assert not set(cell.metadata) - {"tags", "jupyter", "lines_to_next_cell"}
+def test_they_are_stored_without_outputs():
+    for path, cells in CELLS.items():
+        for cell in cells:
+            assert not cell.get("outputs"), name(path)
+            assert cell.get("execution_count") is None, name(path)
+            extra = set(cell.metadata) - {"tags", "jupyter", "lines_to_next_cell"}
+            assert not extra, (name(path), extra)
 
 
-@every_notebook
-def test_it_says_the_same_as_its_text_pair(path):
-    stored = nbformat.read(path, as_version=4)
-    pair = jupytext.read(path.with_suffix(".py"))
-    assert [(c.cell_type, c.source, c.metadata.get("tags")) for c in stored.cells] == [
-        (c.cell_type, c.source, c.metadata.get("tags")) for c in pair.cells
-    ], f"run: jupytext --to ipynb --update {path.with_suffix('.py').relative_to(ROOT)}"
+def test_they_say_the_same_as_their_text_pairs():
+    stale = [
+        str(path.with_suffix(".py").relative_to(ROOT))
+        for path, cells in CELLS.items()
+        if [told(cell) for cell in cells]
+        != [told(cell) for cell in jupytext.read(path.with_suffix(".py")).cells]
+    ]
+    assert stale == [], f"run: jupytext --to ipynb --update {' '.join(stale)}"
+
+
+def told(cell):
+    return cell.cell_type, cell.source, cell.metadata.get("tags")
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=["check", "format"])
@@ -88,37 +85,48 @@ def test_their_code_is_clean(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@every_notebook
-def test_its_cells_are_short_enough_to_teach_one_idea(path):
-    for cell in nbformat.read(path, as_version=4).cells:
-        assert len(cell.source.splitlines()) <= 40, cell.source[:80]
+def test_their_cells_are_short_enough_to_teach_one_idea():
+    long = [
+        (name(path), cell.source[:60])
+        for path, cells in CELLS.items()
+        for cell in cells
+        if len(cell.source.splitlines()) > 40
+    ]
+    assert long == []
 
 
-@every_notebook
-def test_it_begins_with_a_title_and_ends_in_what_next(path):
-    markdown = markdown_of(path)
-    assert re.match(r"# \S", markdown[0])
-    headings = re.findall(r"^#+ (.+)$", "\n".join(markdown), re.MULTILINE)
-    assert headings[-1] == "What next"
+def test_each_begins_with_a_title_and_ends_in_what_next():
+    for path in NOTEBOOKS:
+        markdown = sources_of(path, "markdown")
+        assert re.match(r"# \S", markdown[0]), name(path)
+        headings = re.findall(r"^#+ (.+)$", "\n".join(markdown), re.MULTILINE)
+        assert headings[-1] == "What next", name(path)
 
 
-@every_notebook
-def test_it_shows_the_learner_what_holds(path):
-    cells = nbformat.read(path, as_version=4).cells
-    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    assert len(re.findall(r"^ *assert ", code, re.MULTILINE)) >= 2
+def test_each_shows_the_learner_what_holds():
+    for path in NOTEBOOKS:
+        code = "\n".join(sources_of(path, "code"))
+        assert len(re.findall(r"^ *assert ", code, re.MULTILINE)) >= 2, name(path)
 
 
-@every_notebook
-def test_its_solutions_are_folded_and_checked(path):
-    for cell in nbformat.read(path, as_version=4).cells:
-        if "solution" in cell.metadata.get("tags", []):
-            assert cell.metadata.get("jupyter", {}).get("source_hidden")
-            assert "assert " in cell.source, cell.source[:80]
+def test_solutions_are_folded_and_checked():
+    solutions = [
+        (path, cell)
+        for path, cells in CELLS.items()
+        for cell in cells
+        if "solution" in cell.metadata.get("tags", [])
+    ]
+    assert len(solutions) >= 14
+    for path, cell in solutions:
+        assert cell.metadata.get("jupyter", {}).get("source_hidden"), name(path)
+        assert "assert " in cell.source, (name(path), cell.source[:60])
 
 
-@every_notebook
-def test_its_links_lead_somewhere(path):
-    links = re.findall(r"\]\(([^)#\s]+)", "\n".join(markdown_of(path)))
-    missing = [one for one in links if "://" not in one and not (path.parent / one).exists()]
+def test_their_links_lead_somewhere():
+    missing = [
+        (name(path), link)
+        for path in NOTEBOOKS
+        for link in re.findall(r"\]\(([^)#\s]+)", "\n".join(sources_of(path, "markdown")))
+        if "://" not in link and not (path.parent / link).exists()
+    ]
     assert missing == []
