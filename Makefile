@@ -62,11 +62,12 @@ $(VENV)/.bench: $(READY)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-bench: $(VENV)/.bench
+bench: $(VENV)/.bench $(ENGINES)
 	$(RUN) benchmarks/launch.py
 	$(RUN) benchmarks/step.py
 	$(RUN) benchmarks/gather.py
 	$(RUN) benchmarks/checkpoint.py
+	$(RUN) benchmarks/strategies.py
 	$(RUN) benchmarks/ui.py
 
 clean:
