@@ -132,6 +132,7 @@ def returns_early() -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_a_rank_that_calls_on_ranks_that_have_returned_is_told_so() -> None:
     with pytest.raises(RanksStuck) as error:
         launched(returns_early, strategy=FSDP())
