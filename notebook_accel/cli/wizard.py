@@ -6,6 +6,7 @@ apply, and what this machine would answer. Pure: ``ask`` is whoever asks a perso
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,13 +26,19 @@ _FIRST = (
     "mixed_precision", "strategy",
 )  # fmt: skip
 _LATER = ("fp8", "fsdp", "deepspeed", "megatron", "parallelism", "run", "dynamo", "tpu", "mpi")
-_ALIASES = ("gpu", "auto-or-cpu", "ddp")  # other words for answers that are there already
+# Other words for answers that are there already, and what is for a call and not for a file.
+_ALIASES = ("gpu", "auto-or-cpu", "ddp", "fake")
 _LAYOUTS = {
     "auto": "a whole copy on each: data parallel",
-    "fsdp": "in pieces, by torch's FSDP",
-    "deepspeed": "in pieces, by ZeRO",
-    "megatron_lm": "layers shared",
+    "fsdp": "in shards, by torch's FSDP",
+    "deepspeed": "in shards, by ZeRO",
+    "megatron_lm": "layers and stages, by Megatron's degrees",
 }
+# Settings that say how many processes work together; their product must divide all of them.
+_DEGREES = (
+    ("megatron_lm_tp_degree", "megatron_lm_pp_degree"),
+    tuple(f"parallelism_config_{axis}_size" for axis in ("dp_replicate", "dp_shard", "tp", "cp")),
+)
 _COMING = "kept, but not trainable yet"
 
 Answers = dict[str, Any]
@@ -240,6 +247,7 @@ def _read(one: Setting, text: str, answers: Answers) -> Any:
             "each machine runs as many as the others",
             f"write {-(-value // num_nodes) * num_nodes}",
         )
+    _check_degree(one, value, answers)
     if one.name == "node_rank" and not 0 <= (value or 0) < num_nodes:
         raise ConfigError(
             f"there is no machine {value} among {num_nodes}",
@@ -247,3 +255,19 @@ def _read(one: Setting, text: str, answers: Answers) -> Any:
             f"write a number from 0 to {num_nodes - 1}",
         )
     return value
+
+
+def _check_degree(one: Setting, value: Any, answers: Answers) -> None:
+    """Refuse a degree that, with those answered before, does not divide the processes."""
+    group = next((names for names in _DEGREES if one.name in names), ())
+    ranks = answers.get("num_processes")
+    if not group or not ranks or not value:
+        return
+    before = math.prod(int(answers.get(name) or 1) for name in group if name != one.name)
+    if ranks % (before * value):
+        known = f" after {before}" if before > 1 else ""
+        raise ConfigError(
+            f"{value}{known} does not divide {ranks} processes",
+            "degrees multiply, and their groups must fill the processes",
+            f"write a divisor of {ranks // before if ranks % before == 0 else ranks}",
+        )

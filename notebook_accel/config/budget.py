@@ -209,9 +209,9 @@ def _shards(
     parts = [one.sharded(shards) for one in whole]
     learning = [one for one in parts if one.learns]
     held = Budget(nbytes(parts), nbytes(learning), training.states(parts))
-    inside = {
-        number: [w for w in whole if w.block == number] for number in {w.block for w in whole}
-    }
+    inside: dict[int, list[Weight]] = {}
+    for one in whole:
+        inside.setdefault(-1 if wish.auto_wrap_policy == "no_wrap" else one.block, []).append(one)
     gathered = {number: training.computed(part) for number, part in inside.items()}
     largest = max(gathered.values(), default=0)
     outer = gathered.get(-1, 0)

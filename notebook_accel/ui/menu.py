@@ -46,7 +46,8 @@ class Entry:
     """One strategy: its word, its wish, what it does, and what it asks.
 
     ``together`` names the fields that say how many ranks work together, the first of which is all
-    of them at first.
+    of them at first. ``is_plain`` says that its word means its wish; the words of others mean what
+    files and the environment add to them.
     """
 
     word: str
@@ -54,11 +55,7 @@ class Entry:
     words: str
     asks: tuple[Ask, ...] = ()
     together: tuple[str, ...] = ()
-
-    @property
-    def is_setting(self) -> bool:
-        """Whether its word alone says it, in files and on the command line too."""
-        return self.word in SETTINGS["strategy"].choices
+    is_plain: bool = False
 
 
 YES_NO = (("no", False), ("yes", True))
@@ -66,6 +63,7 @@ MENU = (
     Entry(
         "ddp", DDP, "a whole copy of the model on each rank",
         (Ask("comm_hook", "Send as", (("float32", "no"), ("bf16", "bf16"), ("fp16", "fp16"))),),
+        is_plain=True,
     ),
     Entry(
         "fsdp", FSDP, "a share of the model on each rank",
@@ -123,9 +121,9 @@ def offered_words() -> list[str]:
 
 
 def is_beyond_settings(strategy: Any) -> bool:
-    """Tell whether a strategy is a wish, or a word that only the menu knows."""
+    """Tell whether a strategy is a wish, or a word that stands for one here."""
     entry = entry_of(strategy)
-    return not isinstance(strategy, str) or (entry is not None and not entry.is_setting)
+    return not isinstance(strategy, str) or (entry is not None and not entry.is_plain)
 
 
 def entry_of(strategy: Any) -> Entry | None:
@@ -162,7 +160,7 @@ def num_readers(strategy: Any, num_ranks: int) -> int:
 
 
 def admitted(asked: Any, num_ranks: int) -> str | Strategy:
-    """Give a strategy in the form in which a choice has it: a setting's word, else a wish.
+    """Give a strategy in the form in which a choice has it: a plain word, else a wish.
 
     Errors: ConfigError for a word that is none, and degrees that do not divide the ranks.
     """
@@ -170,7 +168,7 @@ def admitted(asked: Any, num_ranks: int) -> str | Strategy:
     if not isinstance(asked, Strategy):
         check_choice("strategy", asked, tuple(offered_words()))
         entry = entry_of(asked)
-        if entry is None or entry.is_setting:
+        if entry is None or entry.is_plain:
             return str(asked)
     wish = wish_of(asked, num_ranks)
     entry = entry_of(wish)

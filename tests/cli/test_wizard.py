@@ -128,6 +128,24 @@ def test_answers_that_cannot_be_are_refused_where_they_are_written(
     assert question.check("1" if name == "node_rank" else "4") in (1, 4)
 
 
+def test_degrees_that_do_not_divide_the_processes_are_refused_where_they_are_written() -> None:
+    _, asked = walk(KAGGLE, num_processes=8, strategy="megatron_lm", megatron_lm_tp_degree=4)
+    stages = next(one for one in asked if one.name == "megatron_lm_pp_degree")
+    assert stages.check("2") == 2
+    with pytest.raises(ConfigError, match="3 after 4 does not divide 8 processes") as refused:
+        stages.check("3")
+    assert refused.value.fix == "write a divisor of 2"
+    _, asked = walk(KAGGLE, num_processes=8, use_parallelism_config=True)
+    first = next(one for one in asked if one.name == "parallelism_config_dp_replicate_size")
+    with pytest.raises(ConfigError, match="3 does not divide 8 processes"):
+        first.check("3")
+
+
+def test_what_is_for_a_call_is_not_proposed_for_a_file() -> None:
+    _, asked = walk(KAGGLE)
+    assert "fake" not in {option.value for option in asked[0].options}
+
+
 def test_every_question_has_its_default_among_its_options() -> None:
     for strategy in ("auto", "fsdp", "deepspeed", "megatron_lm"):
         _, asked = walk(KAGGLE, strategy=strategy, use_parallelism_config=True, num_nodes=2)

@@ -59,6 +59,8 @@ def test_fsdp_rounds_rows_up_on_the_first_rank_and_gathers_blocks() -> None:
     assert one.other == 4 * (100 + 2 * 300 + 2 * 300)
     kept = budget(FSDP(reshard_after_forward=False), NET, Training(4))
     assert kept is not None and kept.other == 4 * (600 + 2 * 300)
+    at_once = budget(FSDP(auto_wrap_policy="no_wrap"), NET, Training(4))
+    assert at_once is not None and at_once.other == 4 * (600 + 2 * 600)
     copies = budget(FSDP(replicas=2), NET, Training(4))
     halves = budget(FSDP(), NET, Training(2))
     assert copies == halves

@@ -160,7 +160,7 @@ def test_degrees_are_divisors_and_what_cannot_be_is_said_in_place() -> None:
     one.choose(strategy="megatron_lm")
     asks = questions(one)
     asks["Stages"].value = 2
-    assert one.values["strategy"] == "megatron_lm" and asks["Stages"].value == 1
+    assert one.wish == Megatron(tp_degree=4) and asks["Stages"].value == 1
     assert "groups of 8 ranks do not fill them" in one._skin._problem.value
     asks["Ranks a layer"].value = 2
     asks["Stages"].value = 2

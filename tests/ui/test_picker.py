@@ -85,12 +85,11 @@ def test_the_line_reproduces_the_choice() -> None:
     )
     config = eval(picker.code.split("config=")[1][:-1], {"RunConfig": RunConfig})
     assert config == picker.run_config
-    picker.choose(strategy="fsdp", gradient_accumulation_steps=None)
+    picker.choose(strategy="ddp", gradient_accumulation_steps=None)
     assert picker.code == (
-        "notebook_launcher(main, device=0, num_processes=1, "
-        'mixed_precision="fp16", strategy="fsdp")'
+        'notebook_launcher(main, device=0, num_processes=1, mixed_precision="fp16", strategy="ddp")'
     )
-    assert picker.run_config["strategy"] == picker.accelerator_kwargs["strategy"] == "fsdp"
+    assert picker.run_config["strategy"] == picker.accelerator_kwargs["strategy"] == "ddp"
 
 
 def test_the_line_uses_arguments_that_the_launcher_has() -> None:
