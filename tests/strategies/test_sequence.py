@@ -28,7 +28,7 @@ from notebook_accel.config.wishes import DDP, FSDP, Pipeline, SingleDevice, Tens
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.sequence_attention import gather_keys, ulysses
-from tests.agreement.test_sequence_agrees import Net, data, loss_of
+from tests.agreement.test_sequence_agrees import PLAN, Net, data, loss_of
 
 NUM_ROWS, NUM_TOKENS, NUM_FEATURES = 3, 6, 4
 
@@ -188,13 +188,18 @@ def normalizes(strategy: Any) -> list[float]:
                 norms.append(accelerator.clip_grad_norm_(model.parameters(), 1e9).item())
             optimizer.step()
             optimizer.zero_grad()
-    return [*norms, *accelerator.get_state_dict(model)["leave.bias"].tolist()]
+    state = accelerator.get_state_dict(model)  # of shards: on the first rank
+    return [*norms, *(state["leave.bias"].tolist() if state else [])]
 
 
-def test_a_normalized_loss_weighs_every_token_alike() -> None:
-    alone = notebook_launcher(normalizes, (SingleDevice(),), 1, device="cpu")
-    divided = notebook_launcher(normalizes, (SequenceParallel(2),), 2, device="cpu", timeout_s=100)
-    assert divided[0] == pytest.approx(alone[0], abs=1e-6)
+def normalizes_both_ways() -> list[list[float]]:
+    return [normalizes(SequenceParallel(2)), normalizes(TensorParallel(2, PLAN))]
+
+
+def test_a_normalized_loss_weighs_every_token_alike_also_where_layers_are_divided() -> None:
+    alone = notebook_launcher(normalizes, (SingleDevice(),), 1, device="cpu")[0]
+    for found in notebook_launcher(normalizes_both_ways, (), 2, device="cpu", timeout_s=100)[0]:
+        assert found == pytest.approx(alone, abs=1e-6)
 
 
 # ── whole sequences again, and models that cannot be tried ────────────────────────────────────────
