@@ -53,14 +53,30 @@ def compile_model(model: nn.Module, regional: bool, arguments: Mapping[str, Any]
     code, so it is compiled once. A model without such a list is compiled whole.
     """
     blocks = repeated_blocks(model) if regional else []
-    from torch._dynamo.external_utils import wrap_inline  # takes a moment
-
     for one in blocks or [model]:
         if not is_compiled_module(one):
-            # What ``one.compile()`` does, in a frame of its own: torch compiles no frames of its
-            # own modules, and would pass over a whole nn.Sequential.
-            one._compiled_call_impl = torch.compile(wrap_inline(one._call_impl), **arguments)
+            if "forward" not in vars(one) and type(one).forward.__module__.startswith("torch."):
+                one.forward = _InOurFrame(one.forward)
+            one.compile(**arguments)
     return model
+
+
+class _InOurFrame:
+    """The forward of one of torch's own modules, such as nn.Sequential, called from here.
+
+    torch compiles no frames of its own files, and would pass over the whole of it in silence.
+    """
+
+    def __init__(self, forward: Any) -> None:
+        self.forward = forward
+        self.__self__ = forward.__self__
+        self.__wrapped__ = forward  # so that inspect.signature sees the arguments
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.__self__, "forward")
 
 
 def known_compiler(plugin: TorchDynamoPlugin) -> TorchDynamoPlugin:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -189,6 +191,28 @@ def test_a_function_compiles_and_its_modes_are_its_own() -> None:
     assert seen == [{}]
     torch._dynamo.register_backend(backend, name="of_the_person")
     Accelerator(cpu=True, dynamo_plugin=TorchDynamoPlugin("of_the_person", mode="own"))
+
+
+def test_torchs_own_modules_are_compiled_and_travel() -> None:
+    torch._dynamo.reset()
+    seen: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.append(str(graph.code))
+        return graph
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    expected = model(torch.ones(1, 2))
+    model = Accelerator(cpu=True, dynamo_backend=backend).prepare(model)
+    assert torch.equal(model(torch.ones(1, 2)), expected)
+    assert len(seen) == 1 and "tanh" in seen[0]
+    for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert type(copied) is nn.Sequential and not is_compiled_module(copied)
+        assert torch.equal(copied(torch.ones(1, 2)), expected)
+        copied[0].weight.data.zero_()  # its forward is its own
+        assert not torch.equal(copied(torch.ones(1, 2)), expected)
+    again = Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    assert type(pickle.loads(pickle.dumps(again))) is nn.Sequential
 
 
 class Blocks(nn.Module):
