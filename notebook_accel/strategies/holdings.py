@@ -7,7 +7,8 @@ a part (a ``DTensor``), which is made whole while a batch runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -278,6 +279,18 @@ class Holdings:
         for name, buffer in self._model.named_buffers():
             if name in self._buffers:
                 yield buffer, self._buffers[name]
+
+
+def weakly(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Call a method of what lives as long as its model, without keeping that alive."""
+    found = weakref.WeakMethod(method)
+
+    def call(tensor: Tensor) -> Tensor:
+        own = found()
+        assert own is not None
+        return own(tensor)
+
+    return call
 
 
 def _holdings(model: nn.Module, layers: Sequence[Divided]) -> list[Holding]:

@@ -6,7 +6,6 @@ Several ranks may share a stage: as copies, in parts, or with its layers divided
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +26,7 @@ from notebook_accel.ranks.world import World
 from notebook_accel.strategies import sharding, tensor
 from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.compiled import uncompiled
-from notebook_accel.strategies.holdings import Holdings
+from notebook_accel.strategies.holdings import Holdings, weakly
 from notebook_accel.strategies.homecoming import HOME
 from notebook_accel.strategies.layout import mesh_of_stages
 from notebook_accel.strategies.precision import Precision, plain_forward
@@ -110,7 +109,7 @@ class PipelineEngine(Engine):
         plain_forward(inner)
         if id(inner) not in self._models:
             self._models[id(inner)] = self._cut(inner)
-            HOME.expect(inner, _weakly(self._models[id(inner)].holdings.make_whole))
+            HOME.expect(inner, weakly(self._models[id(inner)].holdings.make_whole))
             watch_states(inner, self)
         inner.forward = StagedForward(inner.forward, self.precision, self)
         return model
@@ -121,6 +120,13 @@ class PipelineEngine(Engine):
 
     def _cut(self, model: nn.Module) -> Staged:
         wish, layers = self.wish, []
+        if any(one.is_meta for one in model.parameters()) and not self.world.is_fake:
+            raise ConfigError(
+                f"{type(model).__name__} is on the meta device, under Pipeline()",
+                "each rank takes its stages out of a whole model, in the memory of the CPU",
+                "build it with its weights on every rank, or use strategy=FSDP("
+                "cpu_ram_efficient_loading=True), where only rank 0 needs them",
+            )
         if wish.tensor is not None:
             assert self._shared is not None
             layers = tensor.divided_layers(model, wish.tensor, self._shared["tp"])
@@ -368,18 +374,6 @@ class PipelineEngine(Engine):
             if index >= len(listed) or id(listed[index]) not in others
         }
         return {**state, "state": own}
-
-
-def _weakly(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Call a method of what lives as long as its model, without keeping that alive."""
-    found = weakref.WeakMethod(method)
-
-    def call(tensor: Tensor) -> Tensor:
-        own = found()
-        assert own is not None
-        return own(tensor)
-
-    return call
 
 
 def _copies(wish: Pipeline, world: World) -> int:
