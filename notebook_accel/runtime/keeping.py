@@ -277,7 +277,7 @@ class Keeping:
 
         Ranks: all ranks call it.
         """
-        if not unwrap:
+        if not unwrap and not self._engine.shares_states:  # else wrappers have no names of it
             return model.state_dict()
         return plain_state(self._engine.unwrap(model), self._engine.state_dict(model))
 

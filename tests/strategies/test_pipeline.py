@@ -331,7 +331,7 @@ def gives_its_model_away(strategy: Any, learns: bool) -> dict[str, Any]:
         accelerator.forward_backward(model, (X, Y), mse)
         optimizer.step()
         assert "write accelerator.get_state_dict(model)" in refusal(lambda: pickle.dumps(model))
-    return {"model": model, "state": accelerator.get_state_dict(model)}
+    return {"model": model, "state": accelerator.get_state_dict(model, unwrap=not learns)}
 
 
 @pytest.mark.parametrize("learns", [False, True])
