@@ -197,12 +197,9 @@ def one_pass(strategy: Strategy, folder: Path | None, saves: Path | None) -> lis
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "strategy"),
-    [
-        (2, SequenceParallel(2)),
-        pytest.param(4, SequenceParallel(2, data=FSDP()), marks=pytest.mark.slow),
-    ],
+    ("size", "strategy"), [(2, SequenceParallel(2)), (4, SequenceParallel(2, data=FSDP()))]
 )
 def test_a_state_goes_from_divided_sequences_to_one_device_and_back(
     size: int, strategy: Strategy, tmp_path: Path

@@ -157,11 +157,14 @@ def padded(pad: Any) -> list[list[list[int]]]:
     return [one.tolist() for one in (batch.values() if isinstance(batch, dict) else batch)]
 
 
-@pytest.mark.parametrize("pad", [{"x": 0, "y": -100}, {0: 0, 1: -100}])
-def test_sequences_are_lengthened_with_what_each_entry_is_filled_with(pad: Any) -> None:
-    told = notebook_launcher(padded, (pad,), 2, device="cpu", timeout_s=100)
-    assert told[0] == [[[1, 1], [1, 1]], [[1, 1], [1, 1]]]
-    assert told[1] == [[[1, 0], [1, 0]], [[1, -100], [1, -100]]]
+def padded_both_ways() -> list[list[list[list[int]]]]:
+    return [padded({"x": 0, "y": -100}), padded({0: 0, 1: -100})]
+
+
+def test_sequences_are_lengthened_with_what_each_entry_is_filled_with() -> None:
+    told = notebook_launcher(padded_both_ways, (), 2, device="cpu", timeout_s=100)
+    assert told[0] == [[[[1, 1], [1, 1]], [[1, 1], [1, 1]]]] * 2
+    assert told[1] == [[[[1, 0], [1, 0]], [[1, -100], [1, -100]]]] * 2
 
 
 # ── losses of which parts count unlike numbers of tokens ──────────────────────────────────────────
@@ -269,16 +272,19 @@ def cuts_in_the_loop(exchange: str | None) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("how", ["allgather", "alltoall"])
-def test_buffers_are_cut_in_the_loop_as_accelerate_has_it(how: str) -> None:
+def cuts_both_ways() -> list[dict[str, Any]]:
+    return [cuts_in_the_loop(how) for how in ("allgather", "alltoall")]
+
+
+def test_buffers_are_cut_in_the_loop_as_accelerate_has_it() -> None:
     alone = notebook_launcher(cuts_in_the_loop, (None,), 1, device="cpu")[0]
     assert alone["mesh"] is None and set(alone["lengths"]) == {16}
-    for rank, one in enumerate(
-        notebook_launcher(cuts_in_the_loop, (how,), 2, device="cpu", timeout_s=100)
-    ):
-        assert one["losses"] == pytest.approx(alone["losses"], abs=1e-5)
-        assert one["lengths"] == [16, 8, 16, 8] * 2
-        assert (one["mesh"], one["rank"], one["axes"]) == (("cp",), rank, ["cp"])
+    told = notebook_launcher(cuts_both_ways, (), 2, device="cpu", timeout_s=100)
+    for rank, both in enumerate(told):
+        for one in both:
+            assert one["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+            assert one["lengths"] == [16, 8, 16, 8] * 2
+            assert (one["mesh"], one["rank"], one["axes"]) == (("cp",), rank, ["cp"])
 
 
 def wishes() -> str:
