@@ -50,7 +50,7 @@ def test_an_error_is_shown_and_the_cells_after_it_run(run_all, shots):
 def test_the_playground_has_its_controls_and_its_pictures(run_all, shots):
     lab, saved = run_all("1_beginner/08_talking.ipynb")
     lab.show(lab.index_of('playground.show("all_reduce"'))
-    lab.page.wait_for_selector("text=Run it")
+    lab.page.get_by_role("button", name="Run it").wait_for()
     lab.shot(shots("lesson_playground"))
     assert "text/html" in outputs_of(saved, "playground.broadcast(")[-1].data
     kinds = outputs_of(saved, 'playground.show("all_reduce"')[-1].data

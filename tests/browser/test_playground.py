@@ -24,7 +24,7 @@ def lab(open_notebook, tmp_path):
     lab = open_notebook(path)
     lab.command("notebook:run-all-cells")
     lab.wait_done(len(CELLS) - 1, timeout_s=90)
-    lab.page.wait_for_selector("text=Run it")
+    lab.page.get_by_role("button", name="Run it").wait_for()
     return lab
 
 
@@ -45,10 +45,11 @@ def test_a_collective_is_picked_run_and_stuck(lab, shots):
     field.fill("7, 8, 9")
     field.press("Enter")
     page.get_by_role("button", name="Run it").click()
-    page.wait_for_function(
-        "() => document.querySelector('.jp-OutputArea-output').innerText.split('7\\n2').length === 5",
+    page.wait_for_function(  # rank 2 brought it, and three ranks hold it
+        """() => document.querySelector('.jp-OutputArea-output').innerText
+            .split('7\\n2').length === 5""",
         timeout=60_000,
-    )  # rank 2 brought it, and three ranks hold it
+    )
     lab.shot(shots("playground_broadcast"))
 
     page.get_by_role("checkbox", name="takes part").nth(2).uncheck()
