@@ -7,6 +7,7 @@ a part (a ``DTensor``), which is made whole while a batch runs.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -200,10 +201,8 @@ class Holdings:
 
         Ranks: all ranks of a stage call it.
         """
-        num = 1
-        for group in self._copies:
-            num *= dist.get_world_size(group)
-        for one in self._own:
+        num = math.prod(map(dist.get_world_size, self._copies))
+        for one in self._own if num > 1 or self._shares else ():
             grad = one.whole.grad
             if grad is None:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +112,20 @@ def test_a_model_of_its_layers_goes_on_where_torchs_was_and_back(size: int, tmp_
     assert back[0] == pytest.approx(expected, abs=1e-5)
 
 
-def prepares(strategy: Strategy) -> str:
-    try:
-        Accelerator(cpu=True, strategy=strategy).prepare(Dense())
-    except Explained as error:
-        return str(error)
-    return "nothing"
+def prepares() -> list[str]:
+    told = []
+    for wish in (CORE, replace(CORE, tp_degree=4)):
+        try:
+            Accelerator(cpu=True, strategy=wish).prepare(Dense())
+        except Explained as error:
+            told.append(str(error))
+    return told
 
 
-def test_a_model_of_torchs_layers_is_not_taken_for_one_of_its_layers() -> None:
+def test_what_its_layers_cannot_do_is_one_error() -> None:
     pytest.importorskip("megatron.core", reason="pip install 'notebook-accel[megatron]'")
-    for told in notebook_launcher(prepares, (CORE,), 2, device="cpu"):
-        assert 'Dense under Megatron(layers="core") has no layer of megatron-core' in told
-        assert 'leave layers="core" out' in told
+    for plain, other in notebook_launcher(prepares, (), 4, device="cpu"):
+        assert 'Dense under Megatron(layers="core") has no layer of megatron-core' in plain
+        assert 'leave layers="core" out' in plain
+        assert "Megatron(tp_degree=4), but megatron-core was told of 2 ranks" in other
+        assert "write tp_degree=2" in other

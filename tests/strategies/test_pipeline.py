@@ -190,6 +190,18 @@ class Dropping(Net):
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
 
 
+class Wandering(Dropping):
+    """One layer comes first in training, and last after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.leave = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.first(x)) if self.training else self.first(super().forward(x))
+
+
 def evaluates_and_refuses() -> dict[str, Any]:
     accelerator = Accelerator(cpu=True, strategy=Pipeline())
     torch.manual_seed(0)
@@ -217,6 +229,9 @@ def evaluates_and_refuses() -> dict[str, Any]:
     told["backward"] = refusal(lambda: accelerator.backward(torch.ones(())))
     told["stranger"] = refusal(lambda: accelerator.forward_backward(Net(), (X, Y), mse))
     told["world"] = refusal(lambda: Accelerator(cpu=True, strategy=Pipeline(stages=3)))
+    wandering = accelerator.prepare(Wandering())
+    accelerator.forward_backward(wandering, (X, X), mse)
+    told["wanders"] = refusal(lambda: wandering.eval()(X))
     told["explained"] = "\n".join(accelerator._explanation())
     mine = [name for name, one in model.named_parameters() if one.grad is not None]
     told["own"] = sorted({name.split(".")[0] for name in mine})
@@ -268,6 +283,8 @@ def test_every_rank_gets_the_outputs_and_every_misuse_is_explained() -> None:
         assert "accelerator.prepare(model)" in told["stranger"]
         assert "Pipeline(stages=3) in a world of 2 ranks" in told["world"]
         assert "2 stages, beginning at blocks.1" in told["explained"]
+        assert "first.weight was used by rank 0 of the pipeline, and now by 1" in told["wanders"]
+        assert "pass split=" in told["wanders"]
 
 
 def infers() -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_accel import Accelerator
+from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline, TensorParallel
 from notebook_accel.ranks.shards import local
 from tests.agreement.test_strategies_agree import PLAN, Net
@@ -175,3 +175,16 @@ def test_what_cannot_lie_inside_a_stage_is_one_error_before_anything_is_wrapped(
     for told, (_, _, what) in zip(ranks[0], REFUSED, strict=True):
         assert what in told
     assert ranks == ranks[:1] * 4
+
+
+def evaluates_where_ranks_are_played() -> str:
+    accelerator = Accelerator(strategy=Pipeline())
+    model = accelerator.prepare(Net())
+    accelerator.forward_backward(model, (X, Y), mse)
+    return refusal(lambda: model.eval()(X))
+
+
+def test_a_fake_run_evaluates_no_stages() -> None:
+    told = notebook_launcher(evaluates_where_ranks_are_played, (), 2, device="fake")[0]
+    assert "a model in stages was called under device='fake'" in told
+    assert "leave evaluations out" in told
