@@ -95,6 +95,13 @@ def _width(model: nn.Module) -> int | None:
 
 def _numbers(config: dict[str, Any], precision: str, scaling: Mapping[str, float]) -> None:
     """Fill the number format in."""
+    if precision == "fp8":
+        raise ConfigError(
+            "strategy=DeepSpeed(...) with mixed_precision='fp8'",
+            "DeepSpeed keeps parameters and casts inputs in one number format, and has none of 8 "
+            "bits",
+            "write mixed_precision='bf16', or strategy=FSDP(), which gathers weights in 8 bits",
+        )
     for name in ("bf16", "fp16"):
         section = config.setdefault(name, {})
         wanted = precision == name

@@ -30,14 +30,16 @@ WAYS: dict[str, tuple[Strategy | None, dict[str, Any]]] = {
         FSDP(activation_checkpointing=True),
         {"use_regional_compilation": True},
     ),
-    "tensor": (TensorParallel(size=2, plan=PLAN), {}),
     "tensor, blocks": (TensorParallel(size=2, plan=PLAN), {"use_regional_compilation": True}),
     "pipeline": (Pipeline(stages=2), {}),
-    "interleaved pipeline": (Pipeline(stages=4, stages_per_rank=2), {"fullgraph": True}),
+    "interleaved pipeline": (
+        Pipeline(stages=4, stages_per_rank=2),
+        {"fullgraph": True},
+    ),
 }
 PRECISIONS = {"no": 1e-6, "bf16": 3e-2}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Block(nn.Module):
@@ -84,7 +86,7 @@ def train(strategy: Strategy | None, precision: str, **how: Any) -> dict[str, An
         gradient_accumulation_steps=2,
     )
     torch.manual_seed(0)
-    x = torch.randn(24, 4)
+    x = torch.randn(12, 4)
     y = (x[:, :1] + x[:, 1:2]).tanh()
     model = Net()
     batch_size = 4 // accelerator._engine.layout.data_size
@@ -122,7 +124,7 @@ def trains_compiled_and_not() -> dict[Any, dict[str, Any]]:
         ways = WAYS
     found = {}
     for (name, (strategy, how)), precision in itertools.product(ways.items(), PRECISIONS):
-        if precision == "no" or name in ("ddp", "fsdp, blocks", "pipeline"):
+        if precision == "no" or name in ("ddp", "fsdp, blocks"):
             found[name, precision] = train(strategy, precision, **how)
             found[name, precision, "plain"] = train(strategy, precision, compiles=False)
     return found
@@ -140,7 +142,7 @@ def test_a_compiled_model_trains_as_it_does_uncompiled(runs: dict) -> None:
     names = [name for name, _ in Net().named_parameters()]
     for size, found in runs.items():
         compiled = [key for key in found if len(key) == 2]
-        assert len(compiled) == (4 if size == 1 else 13)
+        assert len(compiled) == (4 if size == 1 else 11)
         for key in compiled:
             tolerance = PRECISIONS[key[1]]
             expected = pytest.approx(found[(*key, "plain")]["losses"], abs=tolerance, rel=tolerance)
@@ -149,7 +151,7 @@ def test_a_compiled_model_trains_as_it_does_uncompiled(runs: dict) -> None:
             assert found[key]["names"] == names, (size, key)
 
 
-def test_four_blocks_that_are_alike_are_compiled_once(runs: dict) -> None:
+def test_blocks_that_are_alike_are_compiled_once(runs: dict) -> None:
     for name in ("ddp, blocks", "fsdp, blocks", "tensor, blocks"):
         assert runs[2][name, "no"]["graphs"] == 1, name
     assert runs[1]["ddp, blocks", "no"]["graphs"] == 1

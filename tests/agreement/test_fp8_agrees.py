@@ -22,7 +22,7 @@ from notebook_accel.strategies.fp8 import gathering_layers
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         not is_installed("torchao"), reason="needs torchao: pip install 'notebook-accel[fp8]'"
     ),

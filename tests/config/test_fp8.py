@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from notebook_accel import Accelerator, notebook_launcher
+from notebook_accel import Accelerator, DeepSpeed, notebook_launcher
 from notebook_accel.config import fp8
 from notebook_accel.config.fp8 import (
     AORecipeKwargs,
@@ -22,6 +22,7 @@ from notebook_accel.config.handlers import Handlers
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.errors import ConfigError, MissingPackage, NotHere
+from notebook_accel.strategies.zero_config import filled
 from notebook_accel.utils import (
     apply_fp8_autowrap,
     contextual_fp8_autocast,
@@ -123,6 +124,14 @@ def test_a_library_that_is_installed_and_not_used_is_refused_too(
     assert "through TransformerEngine asks for what is not here" in error.value.what
     assert "through torchao only" in error.value.why
     assert "AORecipeKwargs()" in error.value.fix
+
+
+def test_deepspeed_has_no_8_bits_and_says_so() -> None:
+    with pytest.raises(ConfigError) as error:
+        filled(DeepSpeed(), "fp8", {}, nn.Linear(2, 2))
+    assert error.value.what == "strategy=DeepSpeed(...) with mixed_precision='fp8'"
+    assert "has none of 8 bits" in error.value.why
+    assert "bf16" in error.value.fix and "strategy=FSDP()" in error.value.fix
 
 
 def test_transformer_engines_functions_say_what_computes_in_their_place() -> None:
