@@ -184,7 +184,7 @@ class Supervisor:
         for rank, state in enumerate(self.ranks):
             if state.code is None:
                 self._kill_rank(rank)
-                self._drain(state)
+            self._drain(state)  # one that ended before it was made has pipes, too
         for fd in (*self._watched_crew, self._wake_read):
             self._forget(fd)
         with self._waking:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,12 +27,14 @@ from notebook_accel import (
     Accelerator,
     ConfigError,
     LaunchError,
+    RunInterrupted,
     RunResult,
     RunTimeout,
     WorkerDied,
     debug_launcher,
     notebook_launcher,
 )
+from notebook_accel.launch import forkserver
 
 ROOT = Path(notebook_accel.__file__).parents[1]
 cpu = functools.partial(notebook_launcher, device="cpu")
@@ -713,6 +716,22 @@ def test_a_handle_stops_a_run_or_kills_it() -> None:
         "the run was killed at step 0; this exception's .result (sys.last_value.result in the "
         "next cell) has the curve; there are no models in .salvaged, for rank 0 was killed"
     )
+
+
+def test_a_run_killed_before_its_ranks_were_made_leaves_no_pipe_open() -> None:
+    cpu(who, (), 2, start_method="forkserver")
+    server = forkserver.running()._process.pid
+    before = psutil.Process().num_fds()
+    os.kill(server, signal.SIGSTOP)
+    try:
+        handle = cpu(who, (), 2, start_method="forkserver", block=False)
+        handle.kill()
+        with pytest.raises(RunInterrupted):
+            handle.wait(60)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert psutil.Process().num_fds() == before
+    assert len(cpu(who, (), 2, start_method="forkserver")) == 2  # it has let the other two go
 
 
 def stop_when_up(how: str) -> RunResult:
