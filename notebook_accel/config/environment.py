@@ -103,6 +103,13 @@ def are_libraries_initialized(*library_names: str) -> list[str]:
     return [name for name in library_names if name in sys.modules]
 
 
+def lend(name: str, value: Any) -> Callable[[], None]:
+    """Set a variable that another library reads, unless it is set; gives what takes it back."""
+    before = os.environ.get(name)
+    os.environ.setdefault(name, str(value))
+    return functools.partial(_put_back, name, before)
+
+
 def convert_dict_to_env_variables(current_env: Mapping[str, Any]) -> list[str]:
     """Write variables as the lines of a file, ``NAME=value``; what is unsafe there is left out.
 

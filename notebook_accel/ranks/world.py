@@ -95,7 +95,7 @@ class World:
             dist.init_process_group(rank=placement.rank, world_size=placement.size, **given)
             if placement.comm == "gloo":  # who is done at once must not leave others half connected
                 watch.barrier()
-            _leave_at_exit()
+            leave_at_exit()
         device = torch.device(placement.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -120,7 +120,7 @@ def _play(placement: Placement) -> None:
 
     store = FakeStore()
     dist.init_process_group(FAKE, rank=placement.rank, world_size=placement.size, store=store)
-    _leave_at_exit()
+    leave_at_exit()
 
 
 def leave() -> None:
@@ -206,7 +206,8 @@ def _known_device(name: str) -> str:
         ) from None
 
 
-def _leave_at_exit() -> None:
+def leave_at_exit() -> None:
+    """Leave the process group when the run, or a script, ends."""
     worker = context.current()
     if worker is not None:
         worker.at_exit.append(leave)

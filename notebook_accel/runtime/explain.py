@@ -48,7 +48,7 @@ class Explaining:
         if not (wardrobe.models or wardrobe.optimizers or wardrobe.loaders):
             yield "nothing is prepared yet: model, optimizer, loader = accelerator.prepare(...)"
         for model in wardrobe.models:
-            yield f"model      {_model(model, engine.unwrap(model), _done(engine, model))}"
+            yield f"model      {_model(model, engine, _done(engine, model))}"
         for optimizer in wardrobe.optimizers:
             yield f"optimizer  {_optimizer(optimizer)}"
         for scheduler in wardrobe.schedulers:
@@ -66,9 +66,10 @@ def _done(engine: Engine, model: nn.Module) -> str:
     return "; ".join(filter(None, [engine.describe(model), numbers]))
 
 
-def _model(model: nn.Module, own: nn.Module, done: str) -> str:
-    total = sum(one.numel() for one in own.parameters())
-    trained = sum(one.numel() for one in own.parameters() if one.requires_grad)
+def _model(model: nn.Module, engine: Engine, done: str) -> str:
+    own = engine.unwrap(model)
+    total = sum(engine.numel(one) for one in own.parameters())
+    trained = sum(engine.numel(one) for one in own.parameters() if one.requires_grad)
     text = f"{type(uncompiled(own)).__name__}: {_count(total, 'parameter')}"
     if trained != total:
         text += f", {trained:,} of them trained"

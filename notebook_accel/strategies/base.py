@@ -239,6 +239,10 @@ class Engine:
         """List the parameters that ``optimizer`` trains, as the model has them."""
         return [one for group in optimizer.param_groups for one in group["params"]]
 
+    def numel(self, parameter: Tensor) -> int:
+        """Count the elements of the whole of ``parameter``."""
+        return parameter.numel()
+
     def schedule(self, scheduler: Any) -> Any:
         """Make the scheduler that a stand-in of an engine's own configuration stands for."""
         return scheduler

@@ -217,6 +217,10 @@ class ZeroEngine(Engine):
             return super().trained(optimizer)
         return [one for group in held.groups for one in group]
 
+    def numel(self, parameter: Tensor) -> int:
+        """Count the elements of the whole of ``parameter``."""
+        return zero_parts.numel(parameter)
+
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Give NaN: before a window is whole, no rank knows what its gradients will be."""
         return torch.full((), float("nan"), device=self.world.device)

@@ -151,6 +151,11 @@ def trained(engine: Engine) -> list[Any]:
     return [one for group in groups or getattr(zero, "fp16_groups", []) for one in group]
 
 
+def numel(parameter: Any) -> int:
+    """Count the elements of the whole of ``parameter``."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
 def whole_tensor(parameter: Any) -> Tensor:
     """Give the whole of a parameter, in float32 where there is such a copy; buffers are whole.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import importlib
 import io
 import logging
 import warnings
@@ -15,11 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from notebook_accel.config.deepspeed_file import AUTO
-from notebook_accel.config.environment import patch_environment
+from notebook_accel.config.environment import lend, patch_environment
 from notebook_accel.config.installed import is_installed, version_of
 from notebook_accel.errors import ConfigError, MissingPackage
+from notebook_accel.events import context
 from notebook_accel.ranks.collectives import map_tensors
-from notebook_accel.ranks.world import World
+from notebook_accel.ranks.world import World, leave_at_exit
 from notebook_accel.strategies.base import Parts
 from notebook_accel.strategies.dummies import DummyOptim, DummyScheduler
 from notebook_accel.strategies.precision import MixedForward
@@ -42,8 +45,9 @@ def deepspeed_on(world: World) -> Any:
         )
     if not dist.is_initialized():  # alone: DeepSpeed wants a group all the same
         comm = "nccl" if world.device.type == "cuda" else "gloo"
-        store = dist.HashStore()
+        store: Any = vars(dist)["HashStore"]()  # torch's stubs do not name it
         dist.init_process_group(comm, store=store, rank=0, world_size=1)
+        leave_at_exit()
     with quiet(), patch_environment(ds_accelerator=world.device.type):
         import deepspeed
         from deepspeed.ops import __compatible_ops__
@@ -59,10 +63,28 @@ def deepspeed_on(world: World) -> Any:
             __compatible_ops__["deepspeed_shm_comm"] = False
             # It asks for fp16 in hardware; torch computes in it on every CPU.
             deepspeed.get_accelerator().is_fp16_supported = lambda: True
+        _forget_other_groups(deepspeed)
         deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
+    # It looks there for the number of this rank's device, also in forward passes.
+    device = world.placement.local_rank if world.device.index is None else world.device.index
+    take_back, worker = lend("LOCAL_RANK", device), context.current()
+    if worker is not None:
+        worker.at_exit.append(take_back)
     for name in _OLDER_NAMES:
         warnings.filterwarnings("ignore", rf".*torch\.distributed\.{name}.* is deprecated")
     return deepspeed
+
+
+def _forget_other_groups(deepspeed: Any) -> None:
+    """Let DeepSpeed forget the process group of a run before, in this process."""
+    if _groups and _groups[0] is not dist.group.WORLD:
+        deepspeed.comm.comm.cdb = None
+        importlib.reload(deepspeed.utils.groups)
+        gc.collect()  # a group that is collected in a fork would wait there for its threads
+    _groups[:] = [dist.group.WORLD]
+
+
+_groups: list[Any] = []  # the one that DeepSpeed knows
 
 
 def paired(parts: Parts) -> list[Optimizer | None]:

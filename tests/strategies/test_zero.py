@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, DeepSpeed, DeepSpeedPlugin, notebook_launcher
 from notebook_accel.config.environment import patch_environment
+from notebook_accel.config.wishes import DDP, Strategy
 from notebook_accel.errors import ConfigError, MissingPackage, RanksStuck, RuntimeMisuse, WorkerDied
 from notebook_accel.strategies.dummies import DummyOptim, DummyScheduler
 from notebook_accel.strategies.zero_start import made_scheduler
@@ -322,6 +323,10 @@ def clears_and_overflows() -> dict[str, Any]:
         gradients(accelerator, model, 1e6)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        told[f"scale {stage}"] = accelerator.scaler.get_scale()
+        torch.amp.GradScaler("cpu").load_state_dict(accelerator.scaler.state_dict())
+        accelerator.scaler.load_state_dict({"scale": 64.0, "_growth_tracker": 3})
+        told[f"loaded {stage}"] = accelerator.scaler.state_dict()
         told[f"skipped {stage}"] = accelerator.optimizer_step_was_skipped
         after = accelerator.get_state_dict(model)
         told[f"same {stage}"] = all(torch.equal(before[name], after[name]) for name in before)
@@ -339,6 +344,9 @@ def test_cleared_gradients_are_gone_and_an_overflow_is_told(imported: None) -> N
         assert told[f"norm {stage}"] == pytest.approx(expected, rel=1e-5)
         assert told[f"again {stage}"] == pytest.approx(1.0, rel=1e-3)
         assert told[f"skipped {stage}"] and told[f"same {stage}"]
+        assert told[f"scale {stage}"] == 32768.0
+        loaded = told[f"loaded {stage}"]
+        assert (loaded["scale"], loaded["_growth_tracker"]) == (64.0, 3)
 
 
 def gives_back(precision: str) -> list[Any]:
@@ -362,6 +370,65 @@ def test_a_model_in_pieces_comes_home_whole_and_in_its_own_numbers(
         for name, value in model.state_dict().items():
             assert torch.equal(value, state[name])
         assert model(torch.ones(2, 4)).shape == (2, 1)
+
+
+class Tied(nn.Module):
+    """Its first and last layer share their weights; one in between is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.head(self.frozen(self.embed(ids)).tanh())}
+
+
+def trains_tied(wish: Strategy, folder: Path, loads: bool) -> list[float]:
+    accelerator = Accelerator(cpu=True, strategy=wish)
+    torch.manual_seed(0)
+    model: nn.Module = Tied()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if loads:
+        accelerator.load_state(folder)
+    ids = torch.arange(8).view(2, 4)
+    losses = []
+    for _ in range(3):
+        logits = model(ids)["logits"]
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if not loads:
+        accelerator.save_state(folder)
+    return losses
+
+
+def trains_tied_in_every_way(folder: Path) -> tuple[list[list[float]], list[list[float]]]:
+    ways = {"ddp": DDP(), "1": zero(1), "2": zero(2), "3": zero(3)}
+    first = [trains_tied(wish, folder / name, False) for name, wish in ways.items()]
+    then = [
+        trains_tied(wish, folder / was, True)
+        for name, wish in ways.items()
+        for was in (("1", "3") if name == "ddp" else ("ddp", name))
+    ]
+    return first, then
+
+
+@real
+def test_tied_and_frozen_parameters_are_trained_saved_and_loaded(
+    tmp_path: Path, imported: None
+) -> None:
+    first, then = on_two(trains_tied_in_every_way, tmp_path)[0]
+    for losses in first:
+        assert losses == pytest.approx(first[0], rel=1e-5)
+    for losses in then:
+        assert losses == pytest.approx(then[0], rel=1e-5)
+        assert losses[0] < first[0][-1]
 
 
 def saves_alone(folder: Path) -> None:
