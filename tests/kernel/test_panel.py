@@ -40,6 +40,7 @@ def texts(reply):
 
 
 def test_a_launch_shows_its_ranks_and_ends_with_words_and_a_picture(panel_kernel):
+    panel_kernel.run("notebook_launcher(main, (3,), num_processes=2)")  # imports what draws
     reply = panel_kernel.run("run = notebook_launcher(main, (150,), num_processes=2)")
     assert not reply.error, reply.traceback
     moving, last = texts(reply)[1:-1], texts(reply)[-1]
