@@ -67,8 +67,8 @@ def _add_up(x: Tensor, group: str) -> Tensor:
 
 
 def _group(name: str) -> Any:
-    found: Any = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
-    return found
+    c10d: Any = dist.distributed_c10d
+    return c10d._resolve_process_group(name)
 
 
 def _entered(ctx: Any, inputs: Any, output: Any) -> None:
