@@ -21,6 +21,7 @@ from notebook_accel.config.settings import SECTIONS
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch import addresses
 from notebook_accel.launch.devices import accelerators, usable_cores
+from notebook_accel.launch.plan import refuse_fake
 from notebook_accel.launch.scripts import rendezvous
 from notebook_accel.launch.scripts.program import program
 from notebook_accel.launch.scripts.rendezvous import Torchrun
@@ -91,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
     config, path = _settings(options)
     torchrun = _torchrun(options)
     script = program([options.program, *options.words], options.module, options.no_python)
+    refuse_fake(config["device"])
     absent.refuse_unbuilt(config)
     fp8.refuse_without_library(config)
     way = choose(script, config, torchrun, _look_around(config, torchrun))

@@ -34,11 +34,8 @@ _LAYOUTS = {
     "deepspeed": "in shards, by ZeRO",
     "megatron_lm": "layers and stages, by Megatron's degrees",
 }
-# Settings that say how many processes work together; their product must divide all of them.
-_DEGREES = (
-    ("megatron_lm_tp_degree", "megatron_lm_pp_degree"),
-    tuple(f"parallelism_config_{axis}_size" for axis in ("dp_replicate", "dp_shard", "tp", "cp")),
-)
+# How many processes work together: their product must divide all of them.
+_DEGREES = ("megatron_lm_tp_degree", "megatron_lm_pp_degree")
 _COMING = "kept, but not trainable yet"
 
 Answers = dict[str, Any]
@@ -259,11 +256,10 @@ def _read(one: Setting, text: str, answers: Answers) -> Any:
 
 def _check_degree(one: Setting, value: Any, answers: Answers) -> None:
     """Refuse a degree that, with those answered before, does not divide the processes."""
-    group = next((names for names in _DEGREES if one.name in names), ())
     ranks = answers.get("num_processes")
-    if not group or not ranks or not value:
+    if one.name not in _DEGREES or not ranks or not value:
         return
-    before = math.prod(int(answers.get(name) or 1) for name in group if name != one.name)
+    before = math.prod(int(answers.get(name) or 1) for name in _DEGREES if name != one.name)
     if ranks % (before * value):
         known = f" after {before}" if before > 1 else ""
         raise ConfigError(

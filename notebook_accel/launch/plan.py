@@ -83,16 +83,24 @@ def plan(
     )
 
 
-def _of_kind(device: str | None, devices: Sequence[Device]) -> list[Device]:
-    """Return the devices a kind stands for; "cpu" and an empty machine stand for none."""
-    if device == "cpu":
-        return []
-    if device is not None and device.startswith(FAKE):
+def refuse_fake(device: object) -> None:
+    """Refuse what has one process play a rank, where real ranks are started.
+
+    Errors: ConfigError.
+    """
+    if isinstance(device, str) and device.startswith(FAKE):
         raise ConfigError(
             f"device={device!r} is for notebook_launcher",
             "it has one process play a rank of a layout; a launch of scripts has no such way",
             f'call notebook_launcher(main, num_processes=64, device="{device}")',
         )
+
+
+def _of_kind(device: str | None, devices: Sequence[Device]) -> list[Device]:
+    """Return the devices a kind stands for; "cpu" and an empty machine stand for none."""
+    if device == "cpu":
+        return []
+    refuse_fake(device)
     kind = {"cuda": "cuda", "gpu": "cuda", "mps": "mps"}.get(device or "")
     if kind is not None:
         found = [one for one in devices if one.kind == kind]

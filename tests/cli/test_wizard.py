@@ -135,10 +135,6 @@ def test_degrees_that_do_not_divide_the_processes_are_refused_where_they_are_wri
     with pytest.raises(ConfigError, match="3 after 4 does not divide 8 processes") as refused:
         stages.check("3")
     assert refused.value.fix == "write a divisor of 2"
-    _, asked = walk(KAGGLE, num_processes=8, use_parallelism_config=True)
-    first = next(one for one in asked if one.name == "parallelism_config_dp_replicate_size")
-    with pytest.raises(ConfigError, match="3 does not divide 8 processes"):
-        first.check("3")
 
 
 def test_what_is_for_a_call_is_not_proposed_for_a_file() -> None:

@@ -33,7 +33,7 @@ def test_an_unknown_precision_lists_the_choices_and_proposes_the_nearest() -> No
     error = refusal(mixed_precision="fp17")
     assert isinstance(error, ValueError)
     assert error.what == "mixed_precision='fp17' is not known"
-    assert error.why == "mixed_precision is one of 'no', 'fp16', 'bf16'"
+    assert error.why == "mixed_precision is one of 'no', 'fp16', 'bf16', 'fp8'"
     assert error.fix == "pass mixed_precision='fp16'"
     assert "mixed_precision='bf16'" in refusal(mixed_precision="BF16").fix
 

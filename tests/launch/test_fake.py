@@ -22,6 +22,7 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.launch.fake import plan_fake
 from notebook_accel.launch.plan import plan
 from tests.strategies.test_measure import Net, loss_fn
+from tests.support import launches
 
 
 def loop(folder: str = "", **how: Any) -> dict[str, Any]:
@@ -164,4 +165,6 @@ def test_what_names_no_layout_is_refused_before_anything_starts() -> None:
         plan_fake("fake:64", 8, 8, 2)
     with pytest.raises(ConfigError, match="is for notebook_launcher"):
         plan(64, "fake", [], 2)
+    done = launches.launch("--device", "fake", "--num_processes", "64", __file__)
+    assert done.returncode == 2 and "is for notebook_launcher" in done.stderr
     assert plan_fake("fake", 1, 1, 2).placements[0].comm is None
