@@ -407,7 +407,10 @@ def page(asked: argparse.Namespace, there: bool, times: list[str], weights: list
         "## Bytes on a rank",
         "",
         "Parameters, gradients and AdamW's states of a network of 8.4 million parameters, the "
-        "heaviest rank's; \"to 1/N\" is how far it is from an N-th of one rank's.",
+        "heaviest rank's: after backward passes and updates, and at most, looked at in each block "
+        'of each forward pass too. "to 1/N" is how far it is from an N-th of one rank\'s. '
+        "ZeRO-3's buckets and prefetching are made to fit so small a model: with its defaults it "
+        "gathers all of it.",
         "",
         *weights,
         "",
