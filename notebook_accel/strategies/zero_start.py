@@ -7,6 +7,7 @@ import gc
 import importlib
 import io
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -76,15 +77,21 @@ def deepspeed_on(world: World) -> Any:
 
 
 def _forget_other_groups(deepspeed: Any) -> None:
-    """Let DeepSpeed forget the process group of a run before, in this process."""
-    if _groups and _groups[0] is not dist.group.WORLD:
-        deepspeed.comm.comm.cdb = None
-        importlib.reload(deepspeed.utils.groups)
-        gc.collect()  # a group that is collected in a fork would wait there for its threads
-    _groups[:] = [dist.group.WORLD]
+    """Let DeepSpeed forget the process group of a run before, in this process or its parent."""
+    comm, groups = deepspeed.comm.comm, deepspeed.utils.groups
+    mine = os.getpid(), dist.group.WORLD
+    if _known and _known[0] != mine:
+        if _known[0][0] != mine[0]:
+            # In a fork the end of its parent's groups would wait for threads that are not there.
+            _inherited.append((_known[0], comm.cdb, dict(vars(groups))))
+        comm.cdb = None
+        importlib.reload(groups)
+        gc.collect()  # a group must end before the next fork
+    _known[:] = [mine]
 
 
-_groups: list[Any] = []  # the one that DeepSpeed knows
+_known: list[tuple[int, Any]] = []  # the process and its group that DeepSpeed knows
+_inherited: list[Any] = []
 
 
 def paired(parts: Parts) -> list[Optimizer | None]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from notebook_accel.errors import ConfigError, MissingPackage, RanksStuck, Runti
 from notebook_accel.strategies.dummies import DummyOptim, DummyScheduler
 from notebook_accel.strategies.zero_start import made_scheduler
 from tests.agreement.test_strategies_agree import Net
-from tests.support.launches import launch
+from tests.support.launches import clean_env, launch
 
 HAS_IT = importlib.util.find_spec("deepspeed") is not None
 WITHOUT = "deepspeed is not installed: pip install 'notebook-accel[deepspeed]'"
@@ -500,3 +503,60 @@ def test_a_word_of_the_launch_is_enough(imported: None) -> None:
     assert on_two(by_a_word, strategy="deepspeed")[0].startswith("DeepSpeed(zero_stage=2")
     wish = DeepSpeed(zero_stage=3)
     assert on_two(by_a_word, strategy=wish)[1].startswith("DeepSpeed(zero_stage=3")
+
+
+AGAIN = """
+import os
+import torch
+from notebook_accel import Accelerator, DeepSpeed, notebook_launcher
+
+def train(fails=False):
+    accelerator = Accelerator(cpu=True, strategy=DeepSpeed(zero_stage=3))
+    if fails:
+        raise ValueError("as meant")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    losses = []
+    for _ in range(2):
+        loss = model(torch.ones(1, 2)).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+if __name__ == "__main__":
+    told = []
+    for way, num, args in (
+        ("inline", 1, ()), ("inline", 1, (True,)), ("inline", 1, ()), ("fork", 1, ()),
+        ("spawn", 2, ()),
+    ):
+        try:
+            told += notebook_launcher(train, args, num, device="cpu", start_method=way)[:1]
+        except ValueError as error:
+            told.append(str(error))
+    assert "LOCAL_RANK" not in os.environ
+    told.append(train())
+    print("told:", told)
+"""
+
+
+@real
+def test_one_process_trains_again_and_its_forks_and_others_too(tmp_path: Path) -> None:
+    script = tmp_path / "again.py"
+    script.write_text(AGAIN)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=clean_env(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [one for one in done.stdout.splitlines() if one.startswith("told:")]
+    first, failed, *others = ast.literal_eval(line.removeprefix("told: "))
+    assert failed == "as meant"
+    assert others == [first] * 4
+    assert first[1] < first[0]
