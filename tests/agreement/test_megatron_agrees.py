@@ -56,6 +56,7 @@ def by_degrees(names: tuple[str, ...]) -> dict[tuple, list[float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("size", SIZES)
 def test_degrees_equal_one_device_and_clip_by_themselves(size: int) -> None:
     expected = notebook_launcher(alone, (), 1, device="cpu")[0]
@@ -120,6 +121,7 @@ def test_other_plugins_ask_for_the_same_axes(plugins: dict, kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_options_of_a_launch_choose_the_degrees(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

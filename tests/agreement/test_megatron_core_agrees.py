@@ -14,7 +14,7 @@ from notebook_accel import Accelerator, Megatron, SingleDevice, notebook_launche
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import Explained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 CORE = Megatron(tp_degree=2, layers="core", gradient_clipping=0.1)
 
 

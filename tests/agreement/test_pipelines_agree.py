@@ -79,6 +79,7 @@ def test_every_kind_of_pipeline_is_the_single_device() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("size", THOROUGH)
 def test_every_pipeline_is_the_single_device_in_every_setting(size: int) -> None:
     agree({size: THOROUGH[size]}, SETTINGS)
@@ -109,6 +110,7 @@ def next_word(outputs: Any, ids_BT: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_language_model_of_transformers_runs_in_stages_of_divided_layers() -> None:
     pytest.importorskip("transformers", reason="the model is one of Transformers'")
     expected = notebook_launcher(learns_words, (None,), 1, device="cpu")[0]

@@ -21,7 +21,7 @@ WAYS: dict[str, tuple[int, Strategy]] = {
 }
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,7 @@ def test_ranks_know_their_places_and_hold_their_parts_only() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_ranks_of_divided_layers_hold_their_parts_only() -> None:
     inside = TensorParallel(plan=PLAN)
     divided = launch(places, Pipeline(inside=inside), size=4)
@@ -151,6 +152,7 @@ def goes_back(strategy: Any, folder: Path) -> list[list[float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("inside", [DDP(), FSDP()])
 def test_two_models_take_turns_and_a_model_in_stages_goes_back(inside: Any, tmp_path: Path) -> None:
     strategy = Pipeline(inside=inside)
