@@ -62,7 +62,10 @@ class Homecoming:
         order; None is for torch's DTensors.
         """
         worker = context.current()
-        if worker is not None and not self._models:
+        if worker is not None and self.bring not in worker.before_return:
+            # Those of a run before, here or in the process that this one was forked from.
+            self._models.clear()
+            self._ways.clear()
             worker.before_return.append(self.bring)
         self._models.append(weakref.ref(model))
         self._ways.append(make_whole)

@@ -14,6 +14,7 @@ from torch import nn
 from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel
 from notebook_accel.errors import LaunchError, RanksStuck, RuntimeMisuse
+from notebook_accel.strategies.homecoming import HOME
 from tests.agreement.test_strategies_agree import PLAN, Block, Net
 
 WISHES: dict[str, Strategy] = {
@@ -177,3 +178,18 @@ def test_of_a_model_whose_other_ranks_are_played_the_shapes_come_home() -> None:
     assert [(tuple(one.shape), one.is_meta) for one in model.parameters()] == [
         (tuple(one.shape), True) for one in Net().parameters()
     ]
+
+
+class Earlier(nn.Linear):
+    pass
+
+
+def returns_a_model() -> nn.Module:
+    return train()[1]
+
+
+def test_a_fork_of_a_process_that_has_a_model_in_pieces_brings_its_own_home() -> None:
+    earlier = Earlier(1, 1)
+    HOME.expect(earlier)  # as ZeRO does for a model that is trained in the notebook itself
+    run = launched(returns_a_model, strategy=FSDP(), start_method="fork")
+    assert type(run[0]) is Net and run[0].leave.weight.shape == Net().leave.weight.shape
