@@ -90,7 +90,12 @@ class Budget:
 
 
 def budget(wish: Strategy, sizes: Sizes, training: Training) -> Budget | None:
-    """Tell what the rank that has most holds under ``wish``; None for one nobody has counted."""
+    """Tell what the rank that has most holds under ``wish``.
+
+    None for one that nobody has counted, and for one that refuses the precision.
+    """
+    if training.precision == "fp8" and isinstance(wish, (DeepSpeed, Pipeline)):
+        return None
     cost = next((_COSTS[kind] for kind in type(wish).__mro__ if kind in _COSTS), None)
     return None if cost is None else cost(wish, sizes, training)
 

@@ -157,7 +157,7 @@ def advise(
     batch: what one rank's loader gives, to measure activations: what the model is called with, a
         pair ``(inputs, targets)``, or a loader. Without it they are not counted.
     devices: None (what is here), a number, "80GB", "T4 x2", ["24GB", "24GB"], {0: "14GB"}.
-    mixed_precision: "no", "fp16" or "bf16"; None: what suits the devices.
+    mixed_precision: "no", "fp16", "bf16" or "fp8"; None: what suits the devices.
     optimizer: "adamw", "adam", "sgd", "momentum", "lion", "adafactor", "adam8bit".
     loss_fn: called as ``loss_fn(model(inputs), targets)``, to count what the loss keeps.
 

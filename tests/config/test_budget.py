@@ -144,6 +144,15 @@ def test_every_offer_can_be_counted_and_what_nobody_counts_is_told_as_none() -> 
     assert budget(Strategy(), NET, Training()) is None
 
 
+def test_what_refuses_fp8_is_not_counted_in_it() -> None:
+    fp8 = Training(8, "fp8")
+    for wish in (DeepSpeed(zero_stage=3), Pipeline(stages=8), Megatron(pp_degree=2)):
+        assert budget(wish, NET, fp8) is None
+        assert budget(wish, NET, Training(8, "bf16")) is not None
+    assert budget(SequenceParallel(size=2, data=DeepSpeed()), NET, fp8) is None
+    assert budget(FSDP(), NET, fp8) is not None
+
+
 def test_a_number_of_parameters_is_taken_for_equal_blocks() -> None:
     sizes = Sizes.of_number(7_000_000_001)
     assert (sizes.num_parameters, sizes.num_blocks) == (7_000_000_001, 32)
