@@ -93,6 +93,13 @@ def test_without_the_package_every_rank_says_what_to_install() -> None:
     assert "2 ranks" in "".join(getattr(error.value, "__notes__", []))
 
 
+def test_ranks_that_are_only_played_are_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        notebook_launcher(Accelerator, (), 8, device="fake", strategy=DeepSpeed())
+    assert 'DeepSpeed(...) with device="fake"' in error.value.what
+    assert "strategy=FSDP()" in error.value.fix
+
+
 def test_stand_ins_say_what_they_stand_for() -> None:
     model = nn.Linear(1, 1)
     optimizer = DummyOptim(model.parameters(), lr=0.5)
