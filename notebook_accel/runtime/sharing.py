@@ -63,11 +63,13 @@ class Sharing:
         """Let the models that are prepared from now on be trained as another plugin says.
 
         Ranks: all ranks call it.
-        Errors: ConfigError for a name that there is not.
+        Errors: ConfigError for a name that there is not, and for a plugin of another strategy.
         """
-        wish = self._several().select(name).wish()
+        plugins = self._several()
+        wish = plugins.get(name).wish()
         if self._plugins.follow is not None:
             self._plugins.follow(wish)
+        plugins.select(name)
 
     def _several(self) -> DeepSpeedPlugins:
         plugin = self._plugins.plugin

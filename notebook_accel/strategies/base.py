@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.wishes import Strategy
-from notebook_accel.errors import RuntimeMisuse
+from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.compiled import compile_model, uncompiled
 from notebook_accel.strategies.precision import Precision, mix, plain_forward, upcast_outputs
@@ -90,7 +90,17 @@ class Engine:
         """Let go of everything that was wrapped, so that its memory can be freed."""
 
     def follow(self, wish: Strategy) -> None:
-        """Take another wish of this engine's kind for what is wrapped from now on."""
+        """Take another wish of this engine's kind for what is wrapped from now on.
+
+        Errors: ConfigError for one of another kind.
+        """
+        asked, own = type(wish).__name__, type(self.wish).__name__
+        if asked != own:
+            raise ConfigError(
+                f"the selected plugin asks for {asked}",
+                f"this Accelerator trains all its models under {own}",
+                "make a second Accelerator, or let all of its plugins ask for the same",
+            )
         self.wish = wish
 
     def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:

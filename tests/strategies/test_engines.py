@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from notebook_accel import Accelerator, DeepSpeedPlugin
 from notebook_accel.config.placement import Placement
 from notebook_accel.config.wishes import DDP, SingleDevice, Strategy
 from notebook_accel.errors import ConfigError
@@ -49,6 +50,14 @@ def test_an_unknown_wish_is_refused_with_the_known_ones() -> None:
     assert "has no engine" in error.value.what
     assert all(one.__name__ in error.value.why for one in BUILT_IN)
     assert "notebook_accel.strategies" in error.value.fix
+
+
+def test_a_plugin_of_another_strategy_is_refused_and_the_first_stays_selected() -> None:
+    plugins = {"student": DeepSpeedPlugin(zero_stage=0), "teacher": DeepSpeedPlugin(zero_stage=3)}
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugins)
+    with pytest.raises(ConfigError, match=r"asks for DeepSpeed\n.*all its models under DDP\n"):
+        accelerator.state.select_deepspeed_plugin("teacher")
+    assert accelerator.deepspeed_plugin is plugins["student"]
 
 
 def test_wishes_are_values() -> None:
