@@ -37,7 +37,7 @@ def settings_of(
 def mixed_precision(
     given: Any, launch: Mapping[str, Any], env: Mapping[str, str] | None = None
 ) -> str:
-    """Find the precision of forward passes: "no", "bf16" or "fp16".
+    """Find the precision of forward passes: "no", "bf16", "fp16" or "fp8".
 
     Errors: ConfigError listing the choices.
     """

@@ -79,7 +79,7 @@ class Accelerator(
     at the start of each pass.
 
     Ranks: every rank makes one; several Accelerators of one process do not touch each other.
-    Errors: ConfigError for values that cannot be; NotHere for plugins that come later.
+    Errors: ConfigError for values that cannot be; NotHere for what no part of this package does.
     """
 
     def __init__(

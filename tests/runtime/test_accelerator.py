@@ -117,9 +117,9 @@ def test_outputs_are_full_precision_and_the_module_comes_back_as_it_was() -> Non
     average = copy.deepcopy(model)
     assert torch.equal(average(x), model(x))
     assert average.forward.forward.__self__ is average
-    travelled = pickle.loads(pickle.dumps(model))
+    traveled = pickle.loads(pickle.dumps(model))
     exact = nn.functional.linear(x, model.weight, model.bias)
-    assert torch.equal(travelled(x), exact)
+    assert torch.equal(traveled(x), exact)
     assert accelerator.unwrap_model(model) is model
     assert not torch.equal(model(x), exact)
     bare = accelerator.unwrap_model(model, keep_fp32_wrapper=False)

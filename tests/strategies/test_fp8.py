@@ -112,8 +112,8 @@ def test_a_layer_stays_the_persons_own_object() -> None:
     assert output.dtype == torch.float32 and len(seen) == 1
     assert type(model.own) is Own and type(model.enter) is nn.Linear
     handle.remove()
-    for travelled in (pickle.loads(pickle.dumps(model)), copy.deepcopy(layer)):
-        assert not has_ao_layers(travelled)
+    for traveled in (pickle.loads(pickle.dumps(model)), copy.deepcopy(layer)):
+        assert not has_ao_layers(traveled)
     again = pickle.loads(pickle.dumps(model))
     assert type(again.wide) is nn.Linear and torch.equal(again.wide.weight, weight)
     again.wide(torch.randn(1, 32))
