@@ -127,8 +127,8 @@ class PreparedOptimizer(Optimizer):
             return None if closure is None else closure()
         if self._pid != os.getpid():
             raise other_process("optimizer")
-        if self._clock.rescale is not None:
-            self.settle()
+        if self._clock.rescale is not None or (self._engine.scales and closure is None):
+            self.settle()  # here, where ranks tell each other of an overflow: torch's step does not
         if self._engine.clips_at is not None:
             self._clip(self._engine.clips_at)
         updated, loss = self._engine.step(self.inner, closure)

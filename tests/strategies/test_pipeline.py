@@ -395,3 +395,24 @@ def test_four_stages_train_as_one_device_does(schedule: str) -> None:
         assert told == pytest.approx(expected[: len(told)], abs=1e-5)
     assert len(run[0]) == len(expected)
     assert len(run.history["loss"]) == 5
+
+
+# ── fp16 ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def overflows_on_rank_1() -> Any:
+    accelerator = Accelerator(mixed_precision="fp16", strategy=Pipeline(stages=2))
+    torch.manual_seed(0)
+    model = Net()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator.forward_backward(model, (X, Y), mse)
+    if accelerator.process_index == 1:
+        grads = [one.grad for group in optimizer.param_groups for one in group["params"]]
+        next(one for one in grads if one is not None).view(-1)[0] = float("inf")
+    optimizer.step()
+    return accelerator.optimizer_step_was_skipped, accelerator.scaler.get_scale()
+
+
+def test_an_overflow_in_one_stage_skips_the_step_of_all_also_where_nothing_is_clipped() -> None:
+    found = launch(overflows_on_rank_1)
+    assert found == [(True, 2.0**15)] * 2
