@@ -88,7 +88,7 @@ def notebook_launcher(
 
     args, kwargs: the function's arguments; ``args`` is a tuple or a list.
     num_processes: ranks on this machine; None: as many as there are accelerators, else 1.
-    mixed_precision: "no", "fp16" or "bf16", for every ``Accelerator()`` in the function.
+    mixed_precision: "no", "fp16", "bf16" or "fp8", for every ``Accelerator()`` in the function.
     use_port, master_addr: where the ranks meet; by default a free port of this machine.
     node_rank, num_nodes: this machine's number, and how many take part: every machine runs the
         same cell, with the first one's ``master_addr`` and ``use_port``.

@@ -66,7 +66,7 @@ class Accelerator(
 ):
     """Makes an ordinary training loop run on whatever there is: one process or many.
 
-    ``mixed_precision`` is "no", "bf16" or "fp16"; ``gradient_accumulation_steps`` counts the
+    ``mixed_precision`` is "no", "bf16", "fp16" or "fp8"; ``gradient_accumulation_steps`` counts the
     micro-batches of one optimizer step. Left out, they are what the launch or the environment
     says. ``cpu`` keeps to the CPU; ``device_placement=False`` leaves models and batches where
     they are. ``strategy`` is a wish of ``config.wishes``; ``kwargs_handlers`` go through to torch.
