@@ -79,7 +79,8 @@ class SequenceForward(MixedForward):
         otherwise with parts.
         """
         length, lengths = _length([args, kwargs]), self.sharing.lengths()
-        generates = kwargs.get("use_cache") or kwargs.get("past_key_values") is not None
+        remembers = kwargs.get("use_cache") or kwargs.get("past_key_values") is not None
+        generates = remembers and not torch.is_grad_enabled()
         if generates or lengths is None or self.sharing.paused:  # sequences are whole
             return self.inside(*args, **kwargs)
         if length is None or length not in lengths:

@@ -237,6 +237,29 @@ def test_a_block_takes_whole_sequences_and_a_model_that_cannot_be_tried_is_noted
     assert "note: Even was not tried with 16 tokens (ValueError: too few tokens)" in said
 
 
+class Remembering(Net):
+    """Takes what models of transformers take to generate text."""
+
+    def forward(
+        self, x: Tensor, position_ids: Tensor | None = None, use_cache: bool = False
+    ) -> Tensor:
+        return super().forward(x, position_ids)
+
+
+def trains_with_a_cache() -> bool:
+    accelerator = Accelerator(cpu=True, strategy=SequenceParallel(2))
+    model, loader = accelerator.prepare(Remembering(), DataLoader(tokens(2, 16), batch_size=2))
+    (part,) = loader
+    return torch.equal(model(part, use_cache=True), model(part))
+
+
+def test_what_is_trained_is_a_part_although_it_asks_for_a_cache() -> None:
+    assert list(notebook_launcher(trains_with_a_cache, (), 2, device="cpu", timeout_s=100)) == [
+        True,
+        True,
+    ]
+
+
 # ── Accelerate's faces ────────────────────────────────────────────────────────────────────────────
 
 
