@@ -84,9 +84,16 @@ def gather_keys(
 
     Shapes: as for ``ulysses``, with any number of heads.
     Ranks: all ranks of ``group`` call it, also in backward.
+    Errors: RuntimeMisuse for a mask beside ``is_causal``.
     Source: Dubey et al. 2024, "The Llama 3 herd of models", section 3.3.2.
     """
     rank, num_own = dist.get_rank(group), query.shape[-2]
+    if is_causal and attn_mask is not None:
+        raise RuntimeMisuse(
+            "attention with attn_mask and is_causal=True",
+            "each rank makes a causal mask for its own tokens, and there is one mask only",
+            "make attn_mask causal itself and leave is_causal out",
+        )
     mask: Any = _whole_mask(attn_mask, query, key, group)
     key, value = whole(key, -2, group), whole(value, -2, group)
     if mask is not None and mask.shape[-2] > num_own:

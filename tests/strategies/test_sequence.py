@@ -93,6 +93,20 @@ def test_attention_over_parts_is_attention_over_the_whole() -> None:
             assert odd < 1e-5, case
 
 
+def masks_twice() -> str:
+    World.join(cpu=True)
+    q = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(RuntimeMisuse) as caught:
+        gather_keys(q, q, q, dist.group.WORLD, attn_mask=torch.ones(8, 8).bool(), is_causal=True)
+    return str(caught.value)
+
+
+def test_a_mask_beside_a_causal_one_is_refused_on_every_rank() -> None:
+    for said in notebook_launcher(masks_twice, (), 2, device="cpu", timeout_s=100):
+        assert "attention with attn_mask and is_causal=True" in said
+        assert "make attn_mask causal itself" in said
+
+
 # ── what a rank reads, and what a metric counts ───────────────────────────────────────────────────
 
 
