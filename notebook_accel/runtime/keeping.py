@@ -97,7 +97,8 @@ class Keeping:
         Between two steps it is exact; inside an accumulation window the gradients of the window
         are not saved (a warning).
 
-        Ranks: any: nobody waits. A rank that does not call it has no random numbers saved.
+        Ranks: all ranks call it where models lie in pieces. Elsewhere any: nobody waits, and a rank
+        that does not call it has no random numbers saved.
         Errors: CheckpointError for a numbered folder that holds a checkpoint already.
         """
         self._check_process()
