@@ -22,8 +22,10 @@ import pytest
 # A developer's own configuration file changes no test; those of files set the variable themselves.
 os.environ["NOTEBOOK_ACCEL_CONFIG"] = "off"
 GRACE_S = 5.0
-# One idle forkserver may wait for the next launch; it ends with this process.
+# One idle forkserver may wait for the next launch, and the nursery for the next ranks; both end
+# with this process.
 FORKSERVER = "notebook_accel.launch.forkserver"
+NURSERY = "tests/support/nursery.py"
 # pytest writes the first; importing a library that sets a variable once is not a leak.
 OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # tqdm keeps one daemon thread for all bars from the first bar on.
@@ -95,7 +97,7 @@ def is_forkserver(process: psutil.Process) -> bool:
 
 
 def serves(process: psutil.Process) -> bool:
-    return any(FORKSERVER in word for word in process.cmdline())
+    return any(FORKSERVER in word or NURSERY in word for word in process.cmdline())
 
 
 def differences(what: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
