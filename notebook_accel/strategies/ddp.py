@@ -42,6 +42,10 @@ class DDPEngine(Engine):
         self._wrapped: list[DistributedDataParallel] = []
         self._pulse = watch.pulse()
 
+    def release(self) -> None:
+        """Let go of all models."""
+        self._wrapped.clear()
+
     def place(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
         """Move ``model``, start it from rank 0's parameters and let its gradients be averaged."""
         if isinstance(model, DistributedDataParallel):  # wrapped before: only the precision is ours

@@ -74,6 +74,11 @@ class FSDPEngine(Engine):
             return self._mesh.get_group()
         return self._mesh._flatten("readers").get_group()  # torch has no public name for it
 
+    def release(self) -> None:
+        """Let go of all optimizers, and of the parameters that models have and had."""
+        self._optimizers.clear()
+        self._moved.clear()
+
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
 
     def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:

@@ -82,6 +82,12 @@ class PipelineEngine(Engine):
         """The mesh of ranks: stages first, then those that share one."""
         return self._mesh
 
+    def release(self) -> None:
+        """Let go of all models and optimizers."""
+        self._models.clear()
+        self._optimizers.clear()
+        self._moved.clear()
+
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
 
     def wrap(self, parts: Parts, device_placement: bool = True) -> Parts:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
 
-from notebook_accel import Accelerator, find_executable_batch_size
+from notebook_accel import Accelerator, find_executable_batch_size, notebook_launcher
+from notebook_accel.config.wishes import DDP, FSDP, Pipeline
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.runtime.memory import release_memory, should_reduce_batch_size
 
@@ -140,3 +142,39 @@ def test_releasing_gives_a_none_for_each_object_and_collects_garbage() -> None:
     assert model is None and other is None
     assert release_memory() == []
     assert watched() is None
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x).relu()
+        return x
+
+
+def frees() -> tuple[bool, list[bool], bool]:
+    accelerator = Accelerator()
+    model = Blocks()
+    optimizer = torch.optim.Adam(model.parameters())
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for _ in range(6):  # the first ones are watched by guard rails
+        optimizer.zero_grad()
+        accelerator.forward_backward(
+            model, (torch.ones(4, 8), torch.ones(4, 8)), torch.nn.functional.mse_loss
+        )
+        optimizer.step()
+    watched = weakref.ref(accelerator.unwrap_model(model))
+    parameters = [weakref.ref(one) for one in model.parameters()]
+    inner = weakref.ref(optimizer.inner)
+    model, optimizer = accelerator.free_memory(model, optimizer)
+    gc.collect()
+    return watched() is None, [one() is None for one in parameters], inner() is None
+
+
+@pytest.mark.parametrize("strategy", [DDP(), FSDP(), Pipeline(stages=2)], ids=lambda one: one.name)
+def test_nothing_prepared_stays_alive_in_an_engine_of_several_ranks(strategy: Any) -> None:
+    run = notebook_launcher(frees, (), 2, device="cpu", strategy=strategy, timeout_s=100)
+    assert list(run) == [(True, [True] * 4, True)] * 2
