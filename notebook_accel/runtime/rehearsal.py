@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -51,7 +52,8 @@ class Rehearsal:
         self._steps_left = REHEARSAL_STEPS
         self._rates: list[float] = []  # the learning rate at each backward since the last step
         self._forwards: dict[int, bool] = {}  # wrapped models: whether they ran since the last step
-        self._models: list[nn.Module] | None = None
+        # Weakly: this hangs on a parameter, and DDP holds those where no garbage collector looks.
+        self._models: list[weakref.ref[nn.Module]] | None = None
         self._is_held = True  # whether any prepared model holds the parameters
         several = engine.layout.data_size > 1
         self._batches = Comparison(world) if several else None
@@ -179,7 +181,7 @@ class Rehearsal:
             )
 
     def _check_forwards(self, person: FrameType | None) -> None:
-        for model in self._models or ():
+        for model in (one() for one in self._models or ()):
             synced = getattr(model, "require_backward_grad_sync", False)
             if synced and not self._forwards.get(id(model), True):
                 self._warn(
@@ -209,7 +211,7 @@ class Rehearsal:
                 *rails.line_of(person),
             )
 
-    def _find_models(self) -> list[nn.Module]:
+    def _find_models(self) -> list[weakref.ref[nn.Module]]:
         """Find the wrapped models that hold this optimizer's parameters, and watch their calls."""
         mine = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
         every = self._every.models
@@ -220,7 +222,7 @@ class Rehearsal:
             self._forwards[id(model)] = True  # what ran until now is not known
             hook = Hook(self._ran)
             self._handles.append(model.register_forward_pre_hook(hook, with_kwargs=True))
-        return found
+        return [weakref.ref(one) for one in found]
 
     def _ran(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         self._forwards[id(model)] = True
