@@ -490,9 +490,12 @@ def test_a_reader_that_goes_away_ends_the_script_as_a_broken_pipe_does(tmp_path:
 
 def test_in_a_terminal_rank_0_has_one_of_its_own(tmp_path: Path) -> None:
     source = (
-        "import os, sys\nrank = os.environ['RANK']\nprint(rank, sys.stderr.isatty(), flush=True)"
+        "import os, sys, time\nrank = os.environ['RANK']\n"
+        + MEET
+        + "print(rank, sys.stderr.isatty(), flush=True)\n"
     )
-    source += "\nif rank == '0': print('width', os.get_terminal_size(2).columns); 1 / 0"
+    source += "if rank == '1': tell('said')\n"
+    source += "else: wait('said'); print('width', os.get_terminal_size(2).columns); 1 / 0"
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 123, 0, 0))
     running = subprocess.Popen(
