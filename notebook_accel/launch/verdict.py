@@ -94,7 +94,7 @@ def _nobodys_own(
     assert failed is not None
     waiting = ranks[first]
     saw = _without_noise((failed.message or failed.type_name).splitlines()[0])
-    early = [state for state in ranks if state.returned is not None]
+    early = [state for state in ranks if _returned(state)]
     if early:
         where = _in(waiting) or _at(failed)
         return _returned_early(early[0], waiting, where, f"rank {waiting.rank} saw: {saw}")
@@ -105,11 +105,17 @@ def _nobodys_own(
 
 def stuck(ranks: list[RankState]) -> LaunchError:
     """Make the error of a run whose ranks would wait for each other for ever."""
-    early = [state for state in ranks if state.returned is not None]
-    if not early:
+    early = [state for state in ranks if _returned(state)]
+    waiting = [state for state in ranks if not _returned(state)]
+    if not early or not waiting:
         return _apart(ranks, "none of them has moved for a while")
-    waiting = next(state for state in ranks if state.returned is None)
-    return _returned_early(early[0], waiting, _in(waiting), "it has not moved for a while")
+    where = _in(waiting[0])
+    return _returned_early(early[0], waiting[0], where, "it has not moved for a while")
+
+
+def _returned(state: RankState) -> bool:
+    """Whether a rank came to the end of its function, and was not ended by us before that."""
+    return state.returned is not None and not state.returned.stopped
 
 
 def _returned_early(early: RankState, waiting: RankState, where: str, seen: str) -> WorkerDied:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notebook_accel.errors import RunTimeout, WorkerDied, WorkerFailed
+from notebook_accel.errors import RanksStuck, RunTimeout, WorkerDied, WorkerFailed
 from notebook_accel.events.model import Failed, Frame, Returned
 from notebook_accel.launch import failure, verdict
 from notebook_accel.launch.seat import Lane
@@ -142,3 +142,15 @@ def test_a_timeout_says_where_each_rank_was() -> None:
     assert "rank 0 was at File train.py:12, in main, inside barrier, after step 2" in error.why
     assert "rank 1 had returned, after step 2" in error.why
     assert "rank 2 could not be asked, before its first step" in error.why
+
+
+def test_a_rank_that_was_stopped_while_it_waited_has_not_returned() -> None:
+    """The request to stop reaches it before the end of the run is read."""
+    left = rank(1, returned=Returned(1, 0), last_step=4)
+    for waiting in (rank(0), rank(0, returned=Returned(0, 0, stopped=True))):
+        error = verdict.stuck([waiting, left])
+        assert isinstance(error, WorkerDied)
+        assert error.what.startswith("rank 1 returned early, after step 4, while rank 0 waited")
+    both = [rank(0, returned=Returned(0, 0, True)), rank(1, returned=Returned(1, 0, True))]
+    assert isinstance(verdict.stuck(both), RanksStuck)
+    assert isinstance(verdict.stuck([left, rank(0, returned=Returned(0, 0))]), RanksStuck)
