@@ -25,6 +25,19 @@
 # to run.
 
 # %% [markdown]
+# On Colab, Kaggle and the like the toolkit is not there yet. This cell installs it, and does nothing
+# where it is.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+SOURCE = "notebook-accel"  # or "git+https://..." with the address of the repository
+if importlib.util.find_spec("notebook_accel") is None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", SOURCE], check=True)
+
+# %% [markdown]
 # ## 1. The pictures
 #
 # scikit-learn comes with 1,797 little pictures of handwritten digits, 8 by 8 gray dots each. We put
