@@ -212,4 +212,5 @@ def leave_at_exit() -> None:
     if worker is not None:
         worker.at_exit.append(leave)
     else:
+        atexit.unregister(leave_script)  # once is enough
         atexit.register(leave_script)

@@ -12,7 +12,7 @@ from torch import Tensor
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events import context, rails
-from notebook_accel.ranks.world import World, leave
+from notebook_accel.ranks.world import World, leave, leave_at_exit
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.live import LiveEvents
 from notebook_accel.runtime.trackers.base import BlankTracker, GeneralTracker
@@ -131,7 +131,9 @@ class Recording:
             tracker.log(read, step=at, **(log_kwargs or {}).get(tracker.name, {}))
 
     def end_training(self) -> None:
-        """Finish saving, send the last numbers, close the trackers; a script leaves the group.
+        """Finish saving, send the last numbers, and close the trackers.
+
+        Ranks stay together until their processes end: another Accelerator may follow.
 
         Ranks: all ranks call it, at the end.
         """
@@ -139,8 +141,12 @@ class Recording:
         if self._live is not None:
             self._live.finish()
         self._finish_trackers()
-        if context.current() is None:  # a launched rank leaves at its end, after what it returns
+        if context.current() is not None:  # a launched rank leaves after what it returns
+            return
+        if self._world.size == 1:
             leave()
+        else:  # ranks that meet anew on one port would find the old store, or none
+            leave_at_exit()
 
     def _made(
         self, cls: type[GeneralTracker], project_name: str, kwargs: dict[str, Any]
