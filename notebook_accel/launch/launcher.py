@@ -37,6 +37,7 @@ from notebook_accel.launch.attempts import attempts, view
 from notebook_accel.launch.elastic import Meeting
 from notebook_accel.launch.handle import Run
 from notebook_accel.launch.plan import LaunchPlan, plan
+from notebook_accel.launch.remembered import remember
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.run import Order
 from notebook_accel.launch.streams import Console
@@ -135,7 +136,8 @@ def notebook_launcher(
     _check_rendezvous(told.rdzv_backend)
     with naming_the_source(told):
         placed = _placed(settings, {**os.environ, **wanted.env})
-    job = start.Job(function, tuple(args), dict(kwargs or {}))
+    call = (function, tuple(args), dict(kwargs or {}))
+    job = start.Job(*call, then=remember(*call))
     if settings.start_method == "inline":
         _say(wanted.notes)
         return inline.run(job, placed, wanted.words, wanted.env, view)

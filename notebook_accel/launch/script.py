@@ -1,7 +1,7 @@
 """A launched function as a script: its source, that of all it uses, and the call at the end.
 
-What is written down is what the notebook holds at this moment: functions and classes by their
-source, what others wrote by its import, plain values as they are. Everything else has no source,
+What is written down is what the notebook held at the launch: functions and classes by their
+source, what others wrote by its import, plain values as they were. Everything else has no source,
 and a script that guesses would train something else: it is refused by name.
 """
 
@@ -26,6 +26,7 @@ from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.errors import ConfigError
 from notebook_accel.events.discretion import is_secret
 from notebook_accel.events.records import Record
+from notebook_accel.launch.remembered import Then
 from notebook_accel.launch.sources import Source, import_of, names_in, names_now, source_of
 from notebook_accel.launch.start import Job
 
@@ -78,10 +79,11 @@ def text_of(job: Job, record: Record, name: str = "train.py") -> str:
     Errors: ConfigError naming each thing that has no source; for a strategy given as an object.
     """
     _refuse_wish(record)
-    gathered = _Gathered()
+    then = job.then or Then({}, job.args, job.kwargs)
+    gathered = _Gathered(then.names)
     called = gathered.expression(job.function, "the launched function", "main")
-    given = [gathered.expression(arg, f"args[{n}]") for n, arg in enumerate(job.args)]
-    given += [f"{key}={gathered.expression(arg, key, key)}" for key, arg in job.kwargs.items()]
+    given = [gathered.expression(arg, f"args[{n}]") for n, arg in enumerate(then.args)]
+    given += [f"{key}={gathered.expression(arg, key, key)}" for key, arg in then.kwargs.items()]
     gathered.follow()
     if gathered.refused:
         raise _refusal(record.about.function, gathered.refused)
@@ -98,7 +100,8 @@ def text_of(job: Job, record: Record, name: str = "train.py") -> str:
 class _Gathered:
     """What the script needs so far: definitions and constants by name, and import statements."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Mapping[str, Any]) -> None:
+        self._then = then
         self.values: dict[str, Any] = {}
         self.texts: dict[str, str] = {}  # name -> its definition, or "name = ..."
         self.imports: dict[str, Any] = {}
@@ -126,9 +129,8 @@ class _Gathered:
             if import_of(name, value, []):
                 self.imports[name] = value
                 continue
-            source = source_of(value) if isinstance(value, (type, FunctionType)) else None
-            if source is None and hasattr(value, "__wrapped__"):
-                source = source_of(value)
+            is_definition = isinstance(value, (type, FunctionType)) or hasattr(value, "__wrapped__")
+            source = source_of(value, self._then) if is_definition else None
             if source is not None and source.name == name:
                 self._define(source)
             elif source is not None:

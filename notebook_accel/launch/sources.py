@@ -8,6 +8,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import functools
 import inspect
 import linecache
 import symtable
@@ -32,10 +33,13 @@ class Source:
     future_annotations: bool = False
 
 
-def source_of(value: Any) -> Source | None:
-    """Find the source of a function or class that was written in a cell or script."""
+def source_of(value: Any, then: Mapping[str, Any] | None = None) -> Source | None:
+    """Find the source of a function or class that was written in a cell or script.
+
+    ``then`` is what names in ``__main__`` meant, where that is not what they mean now.
+    """
     if isinstance(value, type):
-        return _class_source(value)
+        return _class_source(value, then or {})
     function = inspect.unwrap(value)
     if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
         return None
@@ -43,7 +47,7 @@ def source_of(value: Any) -> Source | None:
     node = _definition(code.co_filename, code.co_name, code.co_firstlineno)
     if node is None:
         return None
-    scope = _scope(function)
+    scope = _scope(function, then or {})
     if any(_is_decorated(scope.get(name)) for name in code.co_freevars):
         return None  # it came out of a decorator: to write it down would apply that twice
     future = bool(code.co_flags & __future__.annotations.compiler_flag)
@@ -55,12 +59,12 @@ def _is_decorated(value: Any) -> bool:
     return source is not None and source.text.startswith("@")
 
 
-def _class_source(cls: type) -> Source | None:
+def _class_source(cls: type, then: Mapping[str, Any]) -> Source | None:
     methods = [one for one in map(_function_in, vars(cls).values()) if one is not None]
     files = [one.__code__.co_filename for one in methods if one.__qualname__ != one.__name__]
-    scope: dict[str, Any] = dict(vars(sys.modules.get(cls.__module__, ModuleType(""))))
+    scope = _meant(vars(sys.modules.get(cls.__module__, ModuleType(""))), then)
     for method in methods:
-        scope.update(_scope(method))
+        scope.update(_scope(method, then))
     scope.pop("__class__", None)
     for filename in [*files, *_cells(cls.__module__)]:
         node = _definition(filename, cls.__name__, getattr(cls, "__firstlineno__", None))
@@ -74,8 +78,12 @@ def _function_in(attribute: Any) -> FunctionType | None:
     return inner if isinstance(inner, FunctionType) else None
 
 
-def _scope(function: FunctionType) -> dict[str, Any]:
-    scope = dict(function.__globals__)
+def _meant(names: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+    return {**names, **then} if names.get("__name__") == "__main__" else dict(names)
+
+
+def _scope(function: FunctionType, then: Mapping[str, Any]) -> dict[str, Any]:
+    scope = _meant(function.__globals__, then)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             scope[name] = cell.cell_contents
@@ -97,12 +105,17 @@ def _cells(module: str) -> Iterator[str]:
 def _definition(filename: str, name: str, first_line: int | None) -> Any:
     """Find the definition of ``name`` that begins in ``first_line``, its first decorator's."""
     try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
+        there = _definitions("".join(linecache.getlines(filename)))
     except SyntaxError:
         return None
-    found = [node for node in ast.walk(tree) if isinstance(node, _DEFINITIONS) if node.name == name]
+    found = [node for node in there if node.name == name]
     exact = [node for node in found if _first_line(node) == first_line]
     return exact[-1] if exact else (found[-1] if found and first_line is None else None)
+
+
+@functools.lru_cache(maxsize=64)  # each launch looks through the same cells
+def _definitions(text: str) -> list[Any]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, _DEFINITIONS)]
 
 
 def _first_line(node: Any) -> int:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from multiprocess import spawn as interpreter
@@ -31,6 +31,7 @@ from notebook_accel.events import lines, tasks
 from notebook_accel.launch import forkserver, openers, wire, worker
 from notebook_accel.launch.crew import Children, Crew
 from notebook_accel.launch.memory import anonymous_file
+from notebook_accel.launch.remembered import Then
 from notebook_accel.launch.seat import Lane, Seat
 
 # What every training worker imports before its first optimizer step. Imported once, before the
@@ -181,11 +182,12 @@ def prepare(method: str) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """The call that every rank makes."""
+    """The call that every rank makes; ``then`` is what the notebook held as it was asked for."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    then: Then | None = field(default=None, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)

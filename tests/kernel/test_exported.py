@@ -163,3 +163,15 @@ def test_magics_in_the_function_are_refused(kernel: Kernel, tmp_path: Path) -> N
         f"run = notebook_launcher(main, num_processes=1)\nrun.export_script('{tmp_path}/main.py')"
     )
     assert "get_ipython: a magic of the notebook (% or !), used by main" in reply.traceback
+
+
+def test_a_script_has_what_its_run_had_and_not_what_later_cells_set(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    kernel.run("LR = 0.01\ndef scaled(x):\n    return x * LR\n")
+    kernel.run("def main():\n    return scaled(1)\nrun = notebook_launcher(main, num_processes=1)")
+    kernel.run("LR = 5.0\ndef scaled(x):\n    return 'later'\n")
+    path = tmp_path / "main.py"
+    assert not kernel.run(f"run.export_script({str(path)!r})").error
+    text = path.read_text()
+    assert "LR = 0.01" in text and "return x * LR" in text and "later" not in text

@@ -22,6 +22,7 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.events.history import History
 from notebook_accel.events.records import Record
 from notebook_accel.events.story import About, RankStory, Story
+from notebook_accel.launch.remembered import remember
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.script import export, text_of
 from notebook_accel.launch.start import Job
@@ -352,3 +353,66 @@ def test_a_result_that_lost_its_function_says_so(tmp_path: Path) -> None:
     result = RunResult([], History(), record().logs, 0.0, "", "", record(), None)
     with pytest.raises(ConfigError, match="this result does not know its function any more"):
         result.export_script(tmp_path / "train.py")
+
+
+# ── what the notebook held at the launch ──────────────────────────────────────────────────────
+
+
+FIRST = """
+from dataclasses import dataclass
+
+LR, layers = 0.01, [1, 2]
+
+@dataclass
+class Config:
+    steps: int = 3
+
+class Base:
+    width = LR * 2
+
+config = Config()
+
+def scaled(x):
+    return x * 2
+
+def main(options, factor=1):
+    print(LR, layers, config.steps, options, scaled(factor), Base().width)
+"""
+
+
+def test_a_script_has_the_values_and_functions_of_the_run_and_not_later_ones(
+    cell: Cell, tmp_path: Path
+) -> None:
+    options = {"depth": [4]}
+    namespace = cell(FIRST)
+    run = notebook_launcher(namespace["main"], (options,), 1, device="cpu")
+    options["depth"].append(5)
+    exec(  # in the cells' own namespace, as a kernel does
+        "LR = 5.0\nlayers.append(3)\nconfig.steps = 99\ndel Base\ndef scaled(x): return 'later'",
+        namespace,
+    )
+    namespace["Base"] = None
+    script = run.export_script(tmp_path / "train.py").read_text()
+    assert run_script(script, tmp_path) == "0.01 [1, 2] 3 {'depth': [4]} 2 0.02\n"
+    assert run.logs(0) == "0.01 [1, 2] 3 {'depth': [4]} 2 0.02\n"
+
+
+def test_what_a_launch_remembers_of_a_notebook_is_small(cell: Cell) -> None:
+    namespace = cell(
+        "def main():\n    return data, long, word, nested, unused_by_name\n",
+        data=SimpleNamespace(x=bytearray(9)),
+        long=list(range(5000)),
+        word="x" * 30_000,
+        nested=[[1, {2: (3,)}]],
+        unused=5,
+    )
+    then = remember(namespace["main"], (), {})
+    assert then.names == {"nested": [[1, {2: (3,)}]]}
+    assert then.names["nested"] is not namespace["nested"]
+
+
+def test_a_list_that_holds_itself_is_not_remembered_and_does_no_harm(cell: Cell) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    namespace = cell("def main():\n    return loop\n", loop=loop)
+    assert remember(namespace["main"], (loop,), {}).names == {}
