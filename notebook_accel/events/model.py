@@ -58,8 +58,9 @@ class Progress:
 
     ``step`` counts finished optimizer steps, ``epoch`` passes over the training loader (from 0),
     ``batch`` of ``num_batches`` (None when unknown) batches of this pass have been taken, and
-    ``samples`` training samples have been seen by this rank since the start. ``data_wait_s`` is how
-    long it has waited for its loader since then.
+    ``samples`` training samples have been seen by this rank since the start; those that several
+    ranks see together count on the first of them. ``data_wait_s`` is how long it has waited for its
+    loader since then.
     """
 
     rank: int

@@ -163,7 +163,7 @@ class Accelerator(
         self._plugins = Plugins(self._engine.kind, chosen.plugin, chosen.axes, self._engine.follow)
         faces = faces_of(self, self._clock, plugin, precision, self._dynamo, self._plugins)
         self.state, self.gradient_state = faces
-        self._live = live_events(self._engine.layout.loss_owner, self._world, self._wardrobe)
+        self._live = live_events(self._engine.layout, self._world, self._wardrobe)
         if worker is not None and self._live is not None:
             worker.at_exit.append(self._live.finish)
             worker.salvage.append(self._salvage)

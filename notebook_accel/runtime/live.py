@@ -23,12 +23,13 @@ from notebook_accel.events.model import Metrics, Progress
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.learning_rates import LearningRates
 from notebook_accel.runtime.prepare import Wardrobe
+from notebook_accel.strategies.base import Layout
 
 RING_SIZE = 64
 _PEN_OF_A_CELL = "notebook_accel.ui.in_cell"
 
 
-def live_events(owns_loss: bool, world: World, wardrobe: Wardrobe) -> LiveEvents | None:
+def live_events(layout: Layout, world: World, wardrobe: Wardrobe) -> LiveEvents | None:
     """Make what tells of this process's training; None where nobody looks.
 
     A launched worker has a pen. A loop that runs in a notebook's kernel itself is drawn there: the
@@ -41,7 +42,10 @@ def live_events(owns_loss: bool, world: World, wardrobe: Wardrobe) -> LiveEvents
         pen = importlib.import_module(_PEN_OF_A_CELL).pen(str(device))
     if pen is None:
         return None
-    live = LiveEvents(pen, owns_loss, device, lambda: wardrobe.optimizers)
+    first = layout.readers.index(layout.data_rank) if layout.readers else world.rank
+    live = LiveEvents(
+        pen, layout.loss_owner, device, lambda: wardrobe.optimizers, first == world.rank
+    )
     if in_kernel:
         pen.at_end.append(live.finish)
     return live
@@ -51,7 +55,8 @@ class LiveEvents:
     """Notes losses and progress of one rank and hands them to the pen.
 
     ``owns_loss`` tells whether this rank's loss is a real one; ``optimizers`` gives the prepared
-    ones, for their learning rates.
+    ones, for their learning rates. ``counts`` tells whether samples count here: of several ranks
+    that read the same data, those of the first.
     """
 
     def __init__(
@@ -60,10 +65,12 @@ class LiveEvents:
         owns_loss: bool,
         device: torch.device,
         optimizers: Callable[[], Sequence[Optimizer]],
+        counts: bool = True,
     ) -> None:
         self._emitter = emitter
         self._rank = emitter.rank  # on this machine: the kernel here hears only its own ranks
         self._owns_loss = owns_loss
+        self._counts = counts
         self._series: dict[tuple[int, int], _Series] = {}
         self._noted: list[_Series] = []
         self._newest: _Series | None = None
@@ -163,9 +170,8 @@ class LiveEvents:
             return Progress(rank, step, data_wait_s=self._waited_s)
         loader = one.loader
         self._waited_s = loader.passes.waited_s
-        return Progress(
-            rank, step, one.epoch, one.taken, one.num_batches, loader.samples, self._waited_s
-        )
+        samples = loader.samples if self._counts else 0
+        return Progress(rank, step, one.epoch, one.taken, one.num_batches, samples, self._waited_s)
 
     def _send(self, points: list[tuple[str, int, float]]) -> None:
         for name, step, value in points:
