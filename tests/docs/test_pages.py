@@ -98,6 +98,22 @@ def test_it_builds_without_a_warning_and_no_link_in_it_leads_nowhere(tmp_path: P
     assert "gather_for_metrics" in page
 
 
+def test_every_public_name_is_on_a_page_of_the_reference() -> None:
+    from notebook_accel import _MODULES, _WHERE
+
+    pages = (DOCS / "reference").glob("*.md")
+    shown = {
+        line.removeprefix("::: notebook_accel.")
+        for page in pages
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("::: ")
+    }
+    missing = [
+        name for name, module in _WHERE.items() if not shown & {module, f"{module}.{name}"}
+    ] + [name for name, module in _MODULES.items() if module not in shown]
+    assert missing == []
+
+
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [named(page) for page in PAGES if f": {named(page)}" not in menu] == []
