@@ -35,9 +35,10 @@ _DTYPES = {
 class FullyShardedDataParallelPlugin:
     """How FSDP cuts a model up, under Accelerate's names.
 
-    What is None is what the environment says (``FSDP_*``), else Accelerate's default. FSDP 2 does
-    the work whatever ``fsdp_version`` says: ``sharding_strategy`` and ``reshard_after_forward``
-    are two ways to ask for one thing. ``backward_prefetch``, ``forward_prefetch``,
+    What is None is what the environment says (``FSDP_*``), else Accelerate's default; without any
+    ``auto_wrap_policy`` the parts are those that ``FSDP()`` finds. FSDP 2 does the work whatever
+    ``fsdp_version`` says: ``sharding_strategy`` and ``reshard_after_forward`` are two ways to ask
+    for one thing. ``backward_prefetch``, ``forward_prefetch``,
     ``limit_all_gathers``, ``use_orig_params``, ``sync_module_states`` and ``param_init_fn`` are
     taken and change nothing: what they ask for is always so, or has no meaning there.
 
@@ -163,8 +164,8 @@ def _word(value: Any, field: str, default: str) -> str:
 
 def _policy(value: Any) -> tuple[Any, dict[str, Any]]:
     """Read a policy: one of the schema's words, or a function of torch's or of the person's."""
-    if value is None:
-        return "no_wrap", {}
+    if value is None:  # nobody said it
+        return "auto", {}
     if not callable(value) or hasattr(value, "name"):
         return _word(value, "auto_wrap_policy", "NO_WRAP").lower(), {}
     known = value.func if isinstance(value, functools.partial) else value

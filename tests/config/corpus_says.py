@@ -98,6 +98,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "mixed_precision": "bf16",
         "strategy": "fsdp",
         "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "NO_WRAP",
         "fsdp_min_num_params": 2000,
         "fsdp_state_dict_type": "FULL_STATE_DICT",
         "fsdp_activation_checkpointing": True,

@@ -380,6 +380,17 @@ def test_a_launch_chooses_it_for_who_says_nothing_else() -> None:
         on_two(tells_its_strategy, strategy="fdsp")
 
 
+@pytest.mark.parametrize(
+    ("settings", "policy"), [({}, "auto"), ({"fsdp_auto_wrap_policy": "NO_WRAP"}, "no_wrap")]
+)
+def test_the_parts_are_found_where_nobody_says_which(
+    settings: dict[str, str], policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in RunConfig(strategy="fsdp", **settings).environment().items():
+        monkeypatch.setenv(name, value)  # what a launch tells its workers
+    assert f"auto_wrap_policy='{policy}'" in tells_its_strategy()
+
+
 def test_the_environment_and_a_configuration_choose_it() -> None:
     env = {
         "ACCELERATE_USE_FSDP": "true",

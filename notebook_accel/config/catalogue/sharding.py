@@ -35,7 +35,8 @@ FSDP: tuple[Setting, ...] = (
     _fsdp("offload_params", "bool", False, "keep parameters and gradients in CPU memory",
           question="Keep parameters and gradients in CPU memory?"),
     _fsdp(
-        "auto_wrap_policy", "str", "NO_WRAP", "which parts of a model become units",
+        "auto_wrap_policy", "str", None,
+        "which parts of a model become units; left out: the blocks that are found",
         choices=_WRAPS, spellings=_numbered(_WRAPS),
         question="Which parts of the model become units?",
     ),
