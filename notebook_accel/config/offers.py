@@ -18,12 +18,16 @@ KINDS = ("single", "ddp", "fsdp", "deepspeed", "sequence", "tensor", "pipeline")
 
 @dataclass(frozen=True)
 class Offer:
-    """A strategy, the kind it is of, what to call it, and what speaks for it or against it."""
+    """A strategy, the kind it is of, what to call it, and what speaks for it or against it.
+
+    ``package`` is what it needs beside torch, if anything.
+    """
 
     kind: str
     wish: Strategy
     label: str
     why: str
+    package: str = ""
 
 
 def offers(sizes: Sizes, num_ranks: int) -> list[Offer]:
@@ -38,13 +42,15 @@ def _in_memory(sizes: Sizes, ranks: int) -> Iterator[Offer]:
     yield Offer("ddp", DDP(), "DDP", "the fastest where a whole copy fits: only gradients are sent")
     yield Offer(
         "fsdp", FSDP(reshard_after_forward=False), "FSDP, gradients",
-        "optimizer states in shards; each block is gathered once an update",
+        "gradients and optimizer states in shards; parts stay whole until the backward, so each is "
+        "gathered once an update",
     )  # fmt: skip
     yield Offer("fsdp", FSDP(), "FSDP", "all in shards; each block is gathered twice an update")
     for stage, shares in ((2, "states and gradients"), (3, "all")):
         yield Offer(
             "deepspeed", DeepSpeed(zero_stage=stage), f"ZeRO {stage}",
             f"by DeepSpeed: {shares} in shards; in bf16 and fp16 weights are 16 bits themselves",
+            "deepspeed",
         )  # fmt: skip
     if sizes.num_blocks > 1:
         yield Offer(
@@ -76,7 +82,7 @@ def _away(ranks: int) -> Iterator[Offer]:
     """What a device does not hold lies in the memory of the CPU."""
     yield Offer(
         "deepspeed", DeepSpeed(zero_stage=2, offload_optimizer="cpu"), "ZeRO 2, offloaded",
-        "by DeepSpeed: the CPU keeps optimizer states and updates: slow",
+        "by DeepSpeed: the CPU keeps optimizer states and updates: slow", "deepspeed",
     )  # fmt: skip
     if ranks == 1:
         return

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from notebook_accel.config.budget import Budget, Training, budget
+from notebook_accel.config.installed import is_installed
 from notebook_accel.config.offers import Offer, offers
 from notebook_accel.config.schema import check_choice
 from notebook_accel.config.sizes import Sizes
@@ -74,7 +75,7 @@ class Advice:
         """What was asked, in one line."""
         kept, one = self.sizes.kept, self.training
         batch = f", batch {kept.batch} on each rank" if kept is not None and kept.batch else ""
-        room = f"{self.capacity.bytes_each / 1e9:.3g} GB each"
+        room = f"{gigabytes(self.capacity.bytes_each)} each"
         return (
             f"{self.sizes.name}, {count(self.sizes.num_parameters)} parameters, on "
             f"{self.capacity.words} ({room}): {one.optimizer}, mixed_precision={one.precision}"
@@ -171,14 +172,16 @@ def advise(
     training = Training(len(found.devices), precision, optimizer)
     sizes = sizes_of(model, batch, precision, loss_fn)
     fitting: list[Estimate] = []
+    later: list[Estimate] = []  # what a package would have to be installed for
     others: list[Estimate] = []
     for one in offers(sizes, training.num_ranks):
         memory = budget(one.wish, sizes, training)
         if memory is not None and not (memory.host and found.shares_host):
             made = _estimate(one, memory, found)
-            (fitting if made.fits else others).append(made)
+            mine = later if _is_missing(one.package) else fitting
+            (mine if made.fits else others).append(made)
     others.sort(key=lambda one: one.memory.total)
-    return Advice((*fitting, *others), sizes, training, found)
+    return Advice((*fitting, *later, *others), sizes, training, found)
 
 
 def count(number: int) -> str:
@@ -243,15 +246,31 @@ def _first(batch: Any) -> Any:
 
 def _estimate(offer: Offer, memory: Budget, found: Capacity) -> Estimate:
     room = found.bytes_each - _reserved(found)
-    fits = not found.bytes_each or memory.total <= room
+    over = memory.total - room if found.bytes_each else 0
+    host_over = memory.host * len(found.devices) - found.host_bytes if found.host_bytes else 0
     why = offer.why
     if memory.host:
-        why += f"; {memory.host / 1e9:.3g} GB of the CPU's memory for each rank"
-    if not fits:
-        why = f"{(memory.total - room) / 1e9:.3g} GB too much; {why}"
+        why += f"; {gigabytes(memory.host)} of the CPU's memory for each rank"
+    if _is_missing(offer.package):
+        why += f'; needs {offer.package}: pip install "notebook-accel[{offer.package}]"'
+    if over > 0:
+        why = f"{gigabytes(over)} too much; {why}"
     elif memory.total > TIGHT * room:
         why = f"tight; {why}"
-    return Estimate(offer.wish, offer.label, memory, fits, why)
+    if host_over > 0:
+        why = f"{gigabytes(host_over)} too much for the CPU's memory; {why}"
+    return Estimate(offer.wish, offer.label, memory, over <= 0 and host_over <= 0, why)
+
+
+def _is_missing(package: str) -> bool:
+    return bool(package) and not is_installed(package)
+
+
+def gigabytes(size: int) -> str:
+    """Write bytes in GB: "12.4 GB", "< 0.01 GB"."""
+    if size < 10**7:
+        return "< 0.01 GB"
+    return f"{size / 1e9:.3g} GB" if size < 10**12 else f"{size / 1e9:,.0f} GB"
 
 
 def _reserved(found: Capacity) -> int:

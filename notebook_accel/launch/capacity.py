@@ -34,10 +34,14 @@ _FIX = 'write devices="T4 x2", "80GB x8", 8, ["24GB", "24GB"], or {0: "14GB", 1:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The devices to train on; ``shares_host`` tells that ranks share one memory, the CPU's."""
+    """The devices to train on; ``shares_host`` tells that ranks share one memory, the CPU's.
+
+    ``host_bytes`` is what is free of the memory beside these devices, 0 where nobody knows.
+    """
 
     devices: tuple[Device, ...]
     shares_host: bool = False
+    host_bytes: int = 0
 
     @property
     def bytes_each(self) -> int:
@@ -75,7 +79,8 @@ def capacity(devices: Any, machine: Callable[[], Machine]) -> Capacity:
         found = [one for name, value in devices.items() for one in _entry(name, value)]
     elif isinstance(devices, (list, tuple)):
         if devices and all(_is_count(one, 0) for one in devices):
-            return Capacity(_picked(devices, machine()))
+            here = machine()
+            return Capacity(_picked(devices, here), host_bytes=here.free_bytes)
         found = [made for one in devices for made in _one(one)]
     else:
         found = _one(devices)
@@ -96,7 +101,7 @@ def _here(machine: Machine, count: int | None, word: str = "auto") -> Capacity:
         cpu = Device("cpu", 0, "the CPU", "", machine.total_bytes, machine.free_bytes)
         return Capacity((cpu,) * (count or 1), shares_host=True)
     if count is None or count <= len(there):
-        return Capacity(tuple(there[:count]))
+        return Capacity(tuple(there[:count]), host_bytes=machine.free_bytes)
     like = there[0]  # more than there are: as if there were more of these
     return Capacity(tuple(replace(like, index=index, uuid="") for index in range(count)))
 
@@ -149,7 +154,7 @@ def _named(text: str) -> list[Device]:
     memory = _AMOUNT.fullmatch(said) or re.search(_AMOUNT.pattern + "$", said, re.IGNORECASE)
     card = _card(said if memory is None else said[: memory.start()])
     if memory is None and card is None:
-        check_choice("device", said, tuple(CARDS))
+        check_choice("devices", said, tuple(CARDS))
     if card is None and memory is not None and said[: memory.start()].strip(" -_"):
         card = (said[: memory.start()].strip(" -_"), 0.0, None)
     name, size, capability = card or ("", 0.0, None)

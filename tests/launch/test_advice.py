@@ -17,8 +17,9 @@ from notebook_accel import (
     TensorParallel,
     advise,
 )
+from notebook_accel.config.installed import is_installed
 from notebook_accel.config.written import written
-from notebook_accel.launch.advice import Advice, count
+from notebook_accel.launch.advice import Advice, count, gigabytes
 from tests.strategies.test_measure import Net, loss_fn
 from tests.support import hardware
 
@@ -68,6 +69,43 @@ def test_those_that_do_not_fit_come_last_the_nearest_first_and_say_how_much_is_t
     assert "GB too much" in advice.estimates[-1].why
     fits = [one.fits for one in advice.estimates]
     assert fits == sorted(fits, reverse=True)
+
+
+def test_what_is_offloaded_must_fit_into_the_memory_of_this_machine() -> None:
+    two = hardware.gpus(2, "Tesla T4", (7, 5))
+    found = {
+        free_gb: advise(
+            1_500_000_000, machine=hardware.machine(*two, free_bytes=free_gb * hardware.GB)
+        )
+        for free_gb in (28, 4)
+    }
+    assert "FSDP, offloaded" in labels(found[28])
+    assert "FSDP, offloaded" in labels(found[4], fits=False)
+    why = next(one.why for one in found[4].estimates if one.label == "FSDP, offloaded")
+    assert why.startswith("20 GB too much for the CPU's memory; ")
+    assert "12 GB of the CPU's memory for each rank" in why
+    elsewhere = advise(1_500_000_000, devices="T4 x2")  # nobody knows what else is there
+    assert "FSDP, offloaded" in labels(elsewhere)
+
+
+@pytest.mark.skipif(is_installed("deepspeed"), reason="it is here")
+def test_what_needs_a_package_that_is_missing_comes_after_what_does_not_and_says_so() -> None:
+    advice = advise(far(), WORDS, ["24GB", "24GB"])
+    assert advice.best == FSDP(cpu_offload=True)
+    there = labels(advice)
+    assert there.index("ZeRO 2, offloaded") > there.index("FSDP, both")
+    whys = {one.label: one.why for one in advice.estimates}
+    assert all(
+        ('pip install "notebook-accel[deepspeed]"' in why) == label.startswith("ZeRO")
+        for label, why in whys.items()
+    )
+
+
+def test_small_and_large_sizes_are_written_without_powers_of_ten() -> None:
+    assert [gigabytes(size) for size in (1270, 12_400_000_000, 1_120_000_000_000)] == [
+        "< 0.01 GB", "12.4 GB", "1,120 GB",
+    ]  # fmt: skip
+    assert "e-0" not in str(advise(Net(), WORDS, "T4 x2"))
 
 
 def test_sixteen_bytes_a_parameter_and_activations_of_the_batch() -> None:

@@ -54,6 +54,17 @@ def test_without_a_word_it_is_what_is_here_as_far_as_it_is_free() -> None:
     assert len(read(8).devices) == 8  # as if there were more of these
 
 
+def test_the_memory_beside_the_devices_is_known_where_they_are_those_of_this_machine() -> None:
+    free = hardware.KAGGLE.free_bytes
+    assert [read(one).host_bytes for one in (None, 2, [1], "cuda")] == [free] * 4
+    assert [read(one).host_bytes for one in (8, "T4 x2", ["80GB"], "cpu")] == [0] * 4
+
+
+def test_a_card_that_nobody_knows_is_said_by_the_name_of_the_argument() -> None:
+    with pytest.raises(ConfigError, match="devices='banana' is not known"):
+        read("banana x2")
+
+
 def test_ranks_on_the_cpu_share_its_memory() -> None:
     found = read("cpu")
     assert found.shares_host and found.words == "1 rank on the CPU"
@@ -65,7 +76,7 @@ def test_ranks_on_the_cpu_share_its_memory() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("T5", r"device='T5' is not known(.|\n)*'T4'"),
+        ("T5", r"devices='T5' is not known(.|\n)*'T4'"),
         ("0GB", "has no memory"),
         ("1.2.3GB", "has no memory"),
         ("T4 x0", "has no memory"),
