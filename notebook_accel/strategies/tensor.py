@@ -132,7 +132,8 @@ def plan_of(model: nn.Module, given: Mapping[str, Any] | None) -> dict[str, Para
     for pattern, style in patterns.items():
         found = [name for name in names if _fits(name, pattern)]
         if not found and given:
-            near = difflib.get_close_matches(pattern, names, n=1)
+            like = [_any_number(name) for name in names] if "*" in pattern else names
+            near = difflib.get_close_matches(pattern, like, n=1)
             raise ConfigError(
                 f"the tensor parallel plan names {pattern!r}, which is not in "
                 f"{type(model).__name__}",
@@ -181,6 +182,10 @@ def _example(linear: Sequence[str]) -> str:
 def _fits(name: str, pattern: str) -> bool:
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+
+def _any_number(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _style(style: Any, pattern: str) -> ParallelStyle:

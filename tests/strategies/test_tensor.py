@@ -70,7 +70,9 @@ def test_a_model_brings_its_own_plan_of_which_not_all_need_be_there() -> None:
     ("plan", "what", "fix"),
     [
         (None, "no plan for Net", "blocks.0.up, blocks.0.down"),
-        ({"blocks.*.upp": "colwise"}, "'blocks.*.upp', which is not in Net", "write 'blocks.1.up'"),
+        ({"blocks.*.upp": "colwise"}, "'blocks.*.upp', which is not in Net", "write 'blocks.*.up'"),
+        ({"block.*.up": "colwise"}, "'block.*.up', which is not in Net", "write 'blocks.*.up'"),
+        ({"blocks.1.upp": "colwise"}, "'blocks.1.upp', which is not in Net", "write 'blocks.1.up'"),
         ({"enter": "sideways"}, "says 'sideways' for 'enter'", "ParallelStyle"),
     ],
 )
