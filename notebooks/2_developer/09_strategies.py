@@ -17,8 +17,8 @@
 # # Choose a strategy by memory
 #
 # **What you will see.** What a model of a given size would hold on your devices under each
-# strategy, one function trained under three of them with the same losses, and the bytes that
-# each rank really held.
+# strategy, and one function trained under three of them: the same losses, other numbers of
+# parameters on each rank.
 #
 # **You need** [the whole loop](01_one_loop.ipynb). About 12 minutes to read, about a minute to
 # run.
@@ -79,7 +79,7 @@ print(f"{num / 1e9:.1f} billion parameters")
 def compare(guess, truth):
     """Say whether a guess is right; without one, only say what is."""
     if guess is None:
-        return f"It is {truth}. Next time, guess first!"
+        return f"The answer is {truth}."
     return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
 
 
@@ -88,6 +88,18 @@ guess = None  # write "a", "b" or "c"
 # %%
 advice = advise(large, torch.empty(8, 4096, device="meta"), ["24GB", "24GB"])
 advice
+
+# %% [markdown]
+# Each line is one strategy. **ZeRO** ("Zero Redundancy Optimizer") is the idea of keeping the
+# optimizer's states, the gradients and the parameters only once among all ranks, in stages 1 to
+# 3; lines with that name are for DeepSpeed, the library it comes from
+# (`pip install "notebook-accel[deepspeed]"`). FSDP is PyTorch's own form of stage 3.
+# **Offloaded** parts lie in the CPU's memory.
+#
+# The arrow does not point to the smallest. Lines that fit are in the order of their *speed*, as
+# far as it can be told without running them: memory that stays free trains nothing, and what
+# saves most (offloading, computing twice) costs time. A line whose package is not installed may
+# come later.
 
 # %%
 whole, half = num * 16 / 1e9, num * 16 / 2 / 1e9
@@ -153,7 +165,7 @@ for (name, curve), style in zip(losses.items(), ("-", "--", ":"), strict=True):
 plots[0].set(title="The same losses", xlabel="step", ylabel="loss")
 plots[0].legend(fontsize=8)
 plots[1].bar(list(done), [run[0] for run in done.values()], color="#1763a6")
-plots[1].set(title="Parameters that rank 0 holds")
+plots[1].set(title="Rank 0 holds half of them", ylabel="parameters")
 plt.show()
 assert done["FSDP"][0] < 0.6 * done["DDP"][0]
 
@@ -174,7 +186,9 @@ except ValueError:
 # ## 4. Sixty-four ranks on this machine
 #
 # `device="fake"` plays a layout: no numbers of 64 ranks, but the shapes, the division of the
-# batch and the memory of each rank.
+# batch and the memory of each rank. `FSDP(replicas=8)` makes 8 copies of the model, each divided
+# over 64 / 8 = 8 ranks. The many small exchanges of parameters then stay among 8 ranks that lie
+# close together (one machine, say), and between copies only gradients are averaged.
 
 # %%
 notebook_launcher(main, (8,), num_processes=64, device="fake", strategy=FSDP(replicas=8))
@@ -187,12 +201,14 @@ notebook_launcher(main, (8,), num_processes=64, device="fake", strategy=FSDP(rep
 
 # %%
 answer = None  # write "DDP", "FSDP", ...
+if answer is not None:
+    seven = advise(7_000_000_000, devices=["80GB"] * 4)
+    print(compare(answer, type(seven.best).__name__))
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
 seven = advise(7_000_000_000, devices=["80GB"] * 4)
 assert seven.best is not None, "A quarter of 112 GB fits on 80."
-print(compare(answer, type(seven.best).__name__))
 print(seven.code)
 
 # %% [markdown]
@@ -201,8 +217,8 @@ print(seven.code)
 # - About 16 bytes a parameter with Adam, before activations.
 # - `advise(model, batch, devices)` before you train; `device="fake"` for a layout you do not
 #   have.
-# - DDP while a copy fits, then FSDP. Tensor parallelism and pipelines for layers and links that
-#   ask for them.
+# - DDP while a copy fits, then FSDP (or ZeRO), and offloading when even a part does not fit, as
+#   above. Tensor parallelism and pipelines for layers and links that ask for them.
 #
 # ## What next
 #
