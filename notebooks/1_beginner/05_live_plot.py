@@ -29,7 +29,8 @@
 #
 # * **the line at the top**: where the run is, how fast it goes, how long it will take,
 # * **the curve**: how wrong the network is, step by step. This number is the **loss**. Down is good,
-# * **a line for each worker**: how far it is, how much memory it uses, whether it waits,
+# * **a line for each worker**: how far it is, whether it waits, and how much memory it uses (this is
+#   looked at every few seconds, so that a short run may be over before),
 # * **a red mark**, if something needs you now.
 #
 # We teach a network to read digits again. The only thing that changes from run to run is the
@@ -109,7 +110,7 @@ guess = None  # write "a", "b" or "c"
 def compare(guess, truth):
     """Say whether a guess is right; without one, only say what is."""
     if guess is None:
-        return f"It is {truth}. Next time, guess first!"
+        return f"The answer is {truth}."
     return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
 
 
@@ -131,9 +132,15 @@ bold = notebook_launcher(learn, args=(90.0,), num_processes=2, device="auto-or-c
 
 # %% [markdown]
 # The loss jumped up instead of going down: each step turned the knobs so far that the network got
-# worse. The accuracy is that of guessing, about 10 %. You need not wait for the end of such a run:
-# **press the square stop button**, make the learning rate ten times smaller, and launch again. What
-# was learned until then is kept.
+# worse. The accuracy is that of guessing, about 10 %.
+#
+# Look at the numbers on the left: each line is ten times the line below it (10² is 100, 10⁶ is a
+# million). The plot changes to such an axis by itself when the numbers differ so much that small ones
+# would lie on the ground.
+#
+# You need not wait for the end of such a run: **press the square stop button**, make the learning rate
+# ten times smaller, and launch again. The curve up to there stays on record (section 6), and what the
+# function had to give is in the next cell: [Stopping it](../../docs/guides/failures.md#stopping-it).
 
 # %%
 highest = max(bold.history["loss"])
@@ -178,6 +185,9 @@ from notebook_accel import runs
 runs.compare(good, careful)
 
 # %% [markdown]
+# Each curve has a label: the last three letters of the run's name, its last loss, and what it was asked
+# for differently than the other. Below the picture, names begin with the day and the time.
+#
 # The record is there tomorrow as well. `runs.list()` shows all of them, `good.show()` shows the picture
 # of one again, and `good.report("report.html")` writes it into a page that you can send to somebody.
 
@@ -203,21 +213,27 @@ answer = "b"  # flat means that waiting brings nothing; 35 % means that it is no
 assert compare(answer, "b").startswith("Yes")
 
 # %% [markdown]
-# **2.** Find a learning rate that is better than 0.003 and worse than 0.3. Change the number, run both
+# **2.** Find a learning rate that ends better than 0.003 and worse than 0.3. Write it down, run both
 # cells, and look where your curve lies.
 
 # %%
-mine = 0.03
+mine = None  # write a learning rate
 
 # %%
-tried = notebook_launcher(learn, args=(mine,), num_processes=2, device="auto-or-cpu")
-last = sum(tried.history["loss"][-20:]) / 20
 best = sum(good.history["loss"][-20:]) / 20
-print("in between" if best < last < end else "not in between: try another number")
+
+
+def is_between(learning_rate):
+    tried = notebook_launcher(learn, args=(learning_rate,), num_processes=2, device="auto-or-cpu")
+    return best < sum(tried.history["loss"][-20:]) / 20 < end
+
+
+if mine is not None:
+    print("in between" if is_between(mine) else "not in between: try another number")
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-assert best < last < end  # 0.03 does it: ten times more than careful, ten times less than good
+assert is_between(0.03)  # ten times more than careful, ten times less than good
 
 # %% [markdown]
 # ## Remember
