@@ -73,7 +73,7 @@ guess = None  # write "a", "b" or "c"
 def compare(guess, truth):
     """Say whether a guess is right; without one, only say what is."""
     if guess is None:
-        return f"It is {truth}. Next time, guess first!"
+        return f"The answer is {truth}."
     return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
 
 

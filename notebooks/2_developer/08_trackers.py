@@ -94,7 +94,7 @@ def main(rate, log_with="jsonl", num_epochs=5):
 def compare(guess, truth):
     """Say whether a guess is right; without one, only say what is."""
     if guess is None:
-        return f"It is {truth}. Next time, guess first!"
+        return f"The answer is {truth}."
     return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
 
 
@@ -191,6 +191,12 @@ assert run.history["test/accuracy"][0] > other.history["test/accuracy"][0]
 def first_below(losses, limit):
     """The number of the first step whose loss is below ``limit``, or None."""
     ...
+
+
+# %%
+if first_below([3, 1], 2) is not None:
+    assert first_below([3, 1, 0], 2) == 1, "Step 1 is the first whose loss is below 2."
+    assert first_below([3, 1], 0.5) is None, "No step comes that far down."
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}

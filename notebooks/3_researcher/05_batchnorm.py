@@ -79,7 +79,7 @@ def train(batch, sync=False, num_steps=40):
 def compare(guess, truth):
     """Say whether a guess is right; without one, only say what is."""
     if guess is None:
-        return f"It is {truth}. Next time, guess first!"
+        return f"The answer is {truth}."
     return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
 
 
@@ -181,6 +181,11 @@ print(compare(answer, 8))
 def spread(batch):
     """The standard deviation, over many batches, of the mean of ``batch`` normal numbers."""
     ...
+
+
+# %%
+if spread(100) is not None:
+    assert abs(spread(100) - 0.1) < 0.02, "The mean of 100 normal numbers varies by about 0.1."
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}

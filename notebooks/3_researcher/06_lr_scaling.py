@@ -86,7 +86,7 @@ def train(batch, rate, optimizer_class=torch.optim.SGD, num_samples=1536 * 6):
 def compare(guess, truth):
     """Say whether a guess is right; without one, only say what is."""
     if guess is None:
-        return f"It is {truth}. Next time, guess first!"
+        return f"The answer is {truth}."
     return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
 
 
@@ -216,6 +216,12 @@ print(compare(answer, 0.004))
 def variance_of_gradient(batch):
     """The variance, over many batches, of the gradient of a mean over ``batch`` samples."""
     ...
+
+
+# %%
+if variance_of_gradient(8) is not None:
+    ratio = variance_of_gradient(8) / variance_of_gradient(32)
+    assert 3 < ratio < 5, f"Four times the batch should be a quarter of it, not 1/{ratio:.1f}."
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}

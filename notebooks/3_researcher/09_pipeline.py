@@ -107,7 +107,7 @@ plt.show()
 def compare(guess, truth):
     """Say whether a guess is right; without one, only say what is."""
     if guess is None:
-        return f"It is {truth}. Next time, guess first!"
+        return f"The answer is {truth}."
     return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
 
 
@@ -218,6 +218,13 @@ print(compare(answer, next(M for M in range(1, 1000) if 7 / (M + 7) <= 0.1)))
 def bubble_with(S, M, forward=1, backward=2):
     """The share of waiting when a backward takes ``backward`` and a forward ``forward``."""
     ...
+
+
+# %%
+if bubble_with(4, 12) is not None:
+    assert abs(bubble_with(4, 12, backward=1) - 3 / 15) < 1e-12, "As counted above."
+    half = bubble_with(2, 1)
+    assert abs(half - 1 / 2) < 1e-12, "Two stages, one micro-batch: one of them always waits."
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}

@@ -83,7 +83,7 @@ plt.show()
 def compare(guess, truth):
     """Say whether a guess is right; without one, only say what is."""
     if guess is None:
-        return f"It is {truth}. Next time, guess first!"
+        return f"The answer is {truth}."
     return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
 
 
@@ -217,6 +217,11 @@ print(compare(answer, (torch.tensor(2048.0).half() + 1).item()))
 def careful_sum(numbers):
     """Add bfloat16 numbers with two bfloat16 variables."""
     ...
+
+
+# %%
+if careful_sum(numbers.bfloat16()) is not None:
+    assert abs(float(careful_sum(numbers.bfloat16())) - 40.96) < 0.5, "It should be about 40.96."
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}

@@ -108,7 +108,7 @@ assert c1 > 0, "More samples take longer."
 def compare(guess, truth):
     """Say whether a guess is right; without one, only say what is."""
     if guess is None:
-        return f"It is {truth}. Next time, guess first!"
+        return f"The answer is {truth}."
     return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
 
 
@@ -259,6 +259,13 @@ print(compare(answer, round(cluster["sample"] * 4096 / (2 * P * cluster["beta"])
 def overlapped(n, b, sample, alpha, beta):
     """The time of a step whose ring runs beside backward."""
     ...
+
+
+# %%
+if overlapped(4, 1, 3.0, 1.0, 0.0) is not None:
+    assert overlapped(4, 1, 3.0, 0.0, 0.0) == 3, "A ring that costs nothing leaves computing."
+    seven = overlapped(4, 1, 3.0, 1.0, 0.0)
+    assert seven == 7, "One second of forward; then six rounds hide two seconds of backward."
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}

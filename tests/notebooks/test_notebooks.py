@@ -130,3 +130,34 @@ def test_their_links_lead_somewhere():
         if "://" not in link and not (path.parent / link).exists()
     ]
     assert missing == []
+
+
+def test_they_need_no_name_that_only_a_newer_torch_has():
+    newer = re.compile(r"\bdist\.(?:all_gather_single|reduce_scatter_single)\b|ReduceOp\.AVG")
+    for path in NOTEBOOKS:
+        assert not newer.findall("\n".join(sources_of(path, "code"))), name(path)
+
+
+def test_what_a_learner_writes_is_checked():
+    for path, cells in CELLS.items():
+        code = [
+            cell.source
+            for cell in cells
+            if cell.cell_type == "code" and "solution" not in cell.metadata.get("tags", [])
+        ]
+        for number, source in enumerate(code):
+            for function in re.findall(
+                r"^def (\w+)\([^\n]*\n(?:    .*\n)?    \.\.\.$", source, re.M
+            ):
+                behind = "\n".join(code[number + 1 :])
+                assert re.search(rf"\b{function}\b", behind), (name(path), function)
+
+
+def test_a_guess_is_answered_alike_in_all_of_them():
+    answers = {
+        found[0]
+        for path in NOTEBOOKS
+        for source in sources_of(path, "code")
+        if (found := re.search(r"^def compare\(.*?(?=^\S)", source + "\nend", re.M | re.S))
+    }
+    assert len({answer.rstrip() for answer in answers}) == 1
