@@ -29,8 +29,8 @@
 #
 # * **the line at the top**: where the run is, how fast it goes, how long it will take,
 # * **the curve**: how wrong the network is, step by step. This number is the **loss**. Down is good,
-# * **a line for each worker**: how far it is, whether it waits, and how much memory it uses (this is
-#   looked at every few seconds, so that a short run may be over before),
+# * **a line for each worker**: how far it is, whether it waits, and how much memory it uses. (Memory is
+#   looked at once a second, on Linux: a worker that is done sooner may show none.)
 # * **a red mark**, if something needs you now.
 #
 # We teach a network to read digits again. The only thing that changes from run to run is the
@@ -139,8 +139,8 @@ bold = notebook_launcher(learn, args=(90.0,), num_processes=2, device="auto-or-c
 # would lie on the ground.
 #
 # You need not wait for the end of such a run: **press the square stop button**, make the learning rate
-# ten times smaller, and launch again. The curve up to there stays on record (section 6), and what the
-# function had to give is in the next cell: [Stopping it](../../docs/guides/failures.md#stopping-it).
+# ten times smaller, and launch again. The curve up to there stays on record (section 6), and the model
+# as it was then can still be had: [Stopping it](../../docs/guides/failures.md#stopping-it).
 
 # %%
 highest = max(bold.history["loss"])
