@@ -49,6 +49,12 @@ FACES: dict[str, Face] = {
     "deepspeed_plugin": Face(DeepSpeedPlugin, "deepspeed"),
     "deepspeed_plugins": Face(DeepSpeedPlugin),
 }
+# Names of strategies that no setting has: one must say how many ranks work together.
+_NO_WORDS = {
+    "tensor": "TensorParallel(size=2)",
+    "pipeline": "Pipeline(stages=2)",
+    "sequence": "SequenceParallel(size=2)",
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
     """
     strategy, axes = ways.strategy, ways.axes
     refuse_class(strategy)
+    refuse_name(strategy)
     if isinstance(strategy, str):
         check(SETTINGS["strategy"], strategy)
     name, plugin = _given(ways.plugins)
@@ -102,6 +109,16 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
         return Chosen(_meeting(plugin.wish(), handlers), plugin)
     wish = handlers.strategy(None)
     return Chosen(DDP() if word == "ddp" and wish is None else wish)
+
+
+def refuse_name(strategy: Any) -> None:
+    """Raise ConfigError for the name of a strategy that is asked for by a wish alone."""
+    if isinstance(strategy, str) and strategy in _NO_WORDS:
+        raise ConfigError(
+            f"strategy={strategy!r} does not say how many ranks work together",
+            "it is asked for by a value that says it; words are for strategies of all ranks",
+            f"write strategy={_NO_WORDS[strategy]}",
+        )
 
 
 def settled(asked: RunConfig, wish: Strategy | None) -> RunConfig:

@@ -17,6 +17,7 @@ from notebook_accel.config.schema import LaunchSettings, check
 from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.show import show
 from notebook_accel.config.store import ConfigFile, read
+from notebook_accel.config.strategy import refuse_name
 from notebook_accel.config.variables import strangers
 from notebook_accel.config.wishes import Strategy, refuse_class
 from notebook_accel.errors import ConfigError, NotHere
@@ -61,6 +62,7 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
     env = dict(env or {})
     wish = arguments.get("strategy") or getattr(config, "wish", None)
     refuse_class(wish)
+    refuse_name(wish)
     if isinstance(wish, Strategy):  # a word is a setting like others; a wish is more than that
         arguments = {**arguments, "strategy": None}
     around = {**os.environ, **env}

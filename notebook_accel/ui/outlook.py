@@ -8,6 +8,7 @@ from typing import Literal
 
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.sizes import Sizes
+from notebook_accel.config.wishes import TensorParallel
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
@@ -166,9 +167,16 @@ def _strategy_findings(choice: Choice, sizes: Sizes | None) -> list[Finding]:
     if word == "pipeline":
         text = "a pipeline's loop calls accelerator.forward_backward(model, (x, y), loss_fn)"
         found.append(Finding("note", text))
-    if word == "tensor" and sizes is not None and not sizes.has_plan:
-        text = "the model has no tp_plan that says how its layers are divided"
-        found.append(Finding("warning", text, "write TensorParallel(plan={...}) in the code"))
+    wish = menu.wish_of(choice.strategy, choice.num_processes)
+    if isinstance(wish, TensorParallel) and not wish.plan and not (sizes and sizes.has_plan):
+        model = (
+            "the model is not known here, and" if sizes is None else "the model has no tp_plan, and"
+        )
+        text = f"{model} without a plan of how layers are divided the launch fails"
+        fix = (
+            f"write TensorParallel(size={wish.size}, plan={{...}}) in its line, or a model.tp_plan"
+        )
+        found.append(Finding("note" if sizes is None else "warning", text, fix))
     if word in ("tensor", "sequence") and choice.num_processes > 1:
         text = "ranks that work together talk in each layer: slow without fast links between them"
         found.append(Finding("note", text))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
 from notebook_accel.config.budget import Budget
+from notebook_accel.config.settings import SETTINGS
 from notebook_accel.launch.precisions import Standing
 from notebook_accel.launch.timing import Timings
 from notebook_accel.ui import menu
@@ -26,7 +27,7 @@ def text(state: State) -> str:
         _table(by_strategy(state)),
         "\n".join(filter(None, [_table(timing_rows(timings)), measured_on(timings)])),
         "\n".join(map(str, told.findings)),
-        _table([(f"choose({name}=...)", _possible(state, name)) for name in state.asked]),
+        _table([row for name in state.asked for row in _possible_rows(state, name)]),
         "\n".join(_questions(state)),
         state.code,
     ]
@@ -80,6 +81,8 @@ def by_strategy(state: State) -> list[list[str]]:
         ]
         for one in found
     ]
+    if state.sizes is not None and not state.sizes.has_plan:
+        rows.append([f"tensor x {state.choice.num_processes}", "?", "needs a plan"])
     return [[f"strategy {in_which}".rstrip(), "a rank holds", ""], *rows]
 
 
@@ -120,6 +123,20 @@ def _here(state: State) -> str:
     single = [one for one in state.places if not (state.gpus and one.value == "cuda")]
     labels = [one.label for one in (*state.gpus, *single)]
     return _table([["here" if label is labels[0] else "", label] for label in labels])
+
+
+def _possible_rows(state: State, name: str) -> list[tuple[str, str]]:
+    """What ``choose`` takes for a setting; a launch takes the same, so some are wishes."""
+    call = f"choose({name}=...)"
+    if name != "strategy":
+        return [(call, _possible(state, name))]
+    words = [word for word in menu.offered_words() if word in SETTINGS[name].choices]
+    wishes = [
+        f"{entry.wish.__name__}({entry.together[0]}={state.choice.num_processes})"
+        for entry in menu.MENU
+        if entry.word not in SETTINGS[name].choices
+    ]
+    return [(call, ", ".join(map(literal, words)) + ","), ("", ", ".join(wishes))]
 
 
 def _possible(state: State, name: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from notebook_accel import Accelerator, ConfigError, RunConfig, notebook_launcher
+from notebook_accel.config.handlers import Handlers
+from notebook_accel.config.strategy import Ways, chosen_strategy
 from notebook_accel.errors import NotHere
 from notebook_accel.launch.basic_config import write_basic_config
 
@@ -206,3 +208,21 @@ def test_a_basic_config_takes_this_machine_and_spares_a_file_that_is_there(
     assert "stays as it is" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="mixed_precision='fp1' is not known"):
         write_basic_config("fp1", tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize(
+    ("word", "wish"),
+    [
+        ("tensor", "TensorParallel(size=2)"),
+        ("pipeline", "Pipeline(stages=2)"),
+        ("sequence", "SequenceParallel(size=2)"),
+    ],
+)
+def test_a_name_of_a_strategy_that_needs_a_size_is_answered_with_its_value(
+    word: str, wish: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"strategy='{word}' does not say how many") as launch:
+        notebook_launcher(told, num_processes=2, device="cpu", strategy=word)
+    assert launch.value.fix == f"write strategy={wish}"
+    with pytest.raises(ConfigError, match=f"strategy='{word}' does not say how many"):
+        chosen_strategy(Ways(word), Handlers(), RunConfig(), 2)

@@ -116,9 +116,12 @@ def test_what_a_strategy_needs_beside_memory_is_said() -> None:
     assert any("forward_backward" in one for one in findings(kaggle, strategy="pipeline"))
     assert any("fast links" in one for one in findings(kaggle, strategy="tensor"))
     assert any(
-        one.startswith("warning: the model has no tp_plan")
+        one.startswith("warning: the model has no tp_plan, and without a plan")
+        and "TensorParallel(size=2, plan={...})" in one
         for one in findings(kaggle, strategy="tensor", model=10**6)
     )
+    planned = TensorParallel(size=2, plan={"up": "colwise"})
+    assert not any("plan" in one for one in findings(kaggle, strategy=planned, model=10**6))
     known = {"deepspeed is not installed in this kernel"}
     said = {one.text for one in told(kaggle, strategy="deepspeed").findings}
     assert (said & known == set()) is is_installed("deepspeed")

@@ -204,7 +204,9 @@ def test_it_prints_itself_as_text() -> None:
         '  choose(mixed_precision=...)              "no" native, "bf16" emulated, "fp16" native, '
         '"fp8" absent',
         '  choose(strategy=...)                     "auto", "ddp", "fsdp", "deepspeed", '
-        '"tensor", "pipeline", "sequence", "megatron_lm"',
+        '"megatron_lm",',
+        f"  {'':41}TensorParallel(size=2), Pipeline(stages=2), SequenceParallel(size=2)",
+        "  tensor x 2         ?                    needs a plan",
         "  choose(gradient_accumulation_steps=...)  1 or more",
         f"  {picker.code}",
     ):
