@@ -124,7 +124,8 @@ def _returned_early(early: RankState, waiting: RankState, where: str, seen: str)
         f"rank {early.rank} returned early, {_after(early)}, "
         f"while rank {waiting.rank} waited for it{where}",
         f"a collective needs every rank; {seen}{_counts(both)}",
-        "let every rank run the same number of steps and call the same collectives",
+        "let every rank run the same number of steps and call the same collectives: take what is "
+        "called at the end of the function out of `if accelerator.is_main_process`",
         rank=early.rank,
     )
 
@@ -136,10 +137,11 @@ def _without_noise(message: str) -> str:
 
 def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
     beats = [state.wait.beat for state in ranks]
+    kinds = {beat.kind for beat in beats}
     sizes = len({beat.num_bytes for beat in beats}) > 1 and len({beat.group for beat in beats}) == 1
     # One call may be several collectives: a rank that saw unlike tensors is in the next one.
     one_call = len({state.wait.where() for state in ranks}) == 1
-    if sizes and (one_call or len({beat.kind for beat in beats}) == 1):
+    if sizes and not _on_different_lines(ranks) and (one_call or len(kinds) == 1):
         what = "the ranks bring tensors of different sizes to one collective: "
         places = [f"rank {state.rank}{_bytes(state)}{_in(state)}" for state in ranks]
         fix = "bring tensors of the same shape and dtype from every rank (pad_across_processes)"
@@ -151,11 +153,20 @@ def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
             "where one rank leaves a loop early (break, continue), let all ranks take the same "
             "number of steps"
         )
+        if sizes and len(kinds) == 1:  # or the one that was content went on to another line
+            fix += "; where all call it, bring tensors of the same shape (pad_across_processes)"
     return RanksStuck(
         what + ", ".join(places),
         f"a collective ends when every rank is in the same one; {seen}{_counts(ranks)}",
         fix,
     )
+
+
+def _on_different_lines(ranks: list[RankState]) -> bool:
+    """Whether all ranks are known to be on lines of the person's code, and not on one."""
+    told = [state.wait.landmarks.get(state.wait.beat.landmark) for state in ranks]
+    lines = {(one.frame.filename, one.frame.lineno) for one in told if one is not None}
+    return None not in told and len(lines) > 1
 
 
 def _differ(ranks: list[RankState]) -> bool:
