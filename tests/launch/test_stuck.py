@@ -76,6 +76,23 @@ def test_an_abort_of_gloo_over_different_sizes_is_explained() -> None:
     assert "pad_across_processes" in error.fix
 
 
+def test_unlike_sizes_on_different_lines_are_different_places() -> None:
+    """A gathering under `if is_main_process`, while the other rank is in the next forward."""
+    larger = Beat(4, True, "all_gather", 1, 12, 3)
+    ranks = [
+        rank(0, "get_state_dict", 13, GATHER, code=-signal.SIGABRT, order=1),
+        rank(1, "forward", 10, larger),
+    ]
+    error = verdict.blame(ranks, lambda number: None)
+    assert isinstance(error, RanksStuck)
+    assert error.what == (
+        "the ranks wait for each other in different places: "
+        "rank 0 in get_state_dict at File train.py:13, rank 1 in forward at File train.py:10"
+    )
+    assert "take it out of `if accelerator.is_main_process`" in error.fix
+    assert "pad_across_processes" in error.fix
+
+
 def test_a_rank_that_went_on_to_the_next_collective_of_the_same_call_is_in_the_same_place() -> None:
     refusing = Beat(5, True, "all_gather_object", 1, 0, 3)
     ranks = [
