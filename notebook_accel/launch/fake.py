@@ -44,7 +44,8 @@ def plan_fake(device: str, num_processes: int | None, num_nodes: int, num_cores:
         (place,),
         num_cores,
         {},
-        f"{size} fake rank{'s' if size > 1 else ''} (rank {rank} is played on the CPU)",
+        f"{size} fake rank{'s' if size > 1 else ''} (rank {rank} is played on the CPU; fake: "
+        "numbers mean nothing)",  # wherever the run is named: on the panel, on record, in reports
         (
             "a fake run checks how things are laid out: shards, batches, memory. Losses, metrics "
             "and times are not those of a real run, and nothing is saved.",

@@ -21,6 +21,7 @@ from notebook_accel import (
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.fake import plan_fake
 from notebook_accel.launch.plan import plan
+from notebook_accel.ui.runs import RunList
 from tests.strategies.test_measure import Net, loss_fn
 from tests.support import launches
 
@@ -75,7 +76,12 @@ def test_a_plain_loop_runs_as_one_rank_of_64_and_tells_what_it_holds(
     assert run[0]["guesses"] == (4 * 64, 3)
     assert isinstance(run[0]["model"], nn.Module)
     assert "Losses, metrics and times are not those of a real run, and nothing is saved" in out
-    assert "64 fake ranks (rank 0 is played on the CPU)" in out
+    named = "64 fake ranks (rank 0 is played on the CPU; fake: numbers mean nothing)"
+    assert named in out and named in repr(run) and named in run.record.about.title
+    assert (
+        named in repr(RunList([run.record]))
+        and named in run.report(tmp_path / "run.html").read_text()
+    )
     for line in (
         "rank 0 of 64 played, after its first update",
         "mesh        dp_shard=64 = 64 ranks",
