@@ -82,9 +82,10 @@ class FSDP(Strategy):
 
     A part of the model (a block) is whole on a rank only while it computes; its gradients are
     averaged and cut up again. ``auto_wrap_policy`` says what the parts are: "auto" the classes of
-    ``_no_split_modules``, else the blocks of the model's lists, else the model as one part;
-    "transformer_based_wrap" the classes ``transformer_cls_names_to_wrap`` (without names as "auto",
-    but an error where there are none); "size_based_wrap" whatever has ``min_num_params``; "no_wrap"
+    ``_no_split_modules``, else the blocks of the model's lists, else the modules of each
+    ``nn.Sequential``, else the model as one part; "transformer_based_wrap" the classes
+    ``transformer_cls_names_to_wrap`` (without names as "auto", but an error where there are no
+    lists); "size_based_wrap" whatever has ``min_num_params``; "no_wrap"
     the whole model; a function ``policy(module=, recurse=, nonwrapped_numel=)`` as torch has them
     says it of each module. ``reshard_after_forward=False`` keeps parts whole until their backward:
     faster, and more memory. ``replicas`` copies of the sharded model make HSDP: shards among

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -33,6 +34,8 @@ def find_blocks(
         return _of_classes(model, class_names)
     known = getattr(model, "_no_split_modules", None)
     found = _of_classes(model, known, strict=False) if known else repeated_blocks(model)
+    if not found and policy == "auto":
+        return _of_sequences(model)
     if not found and policy == "transformer_based_wrap":
         raise ConfigError(
             f"auto_wrap_policy='transformer_based_wrap', but no class to wrap is known in "
@@ -42,6 +45,11 @@ def find_blocks(
             f"pass transformer_cls_names_to_wrap with some of: {_listed(_class_names(model))}",
         )
     return found
+
+
+def can_be_cut(model: nn.Module) -> bool:
+    """Tell whether several modules of ``model`` have weights of their own."""
+    return sum(any(True for _ in one.parameters(recurse=False)) for one in model.modules()) > 1
 
 
 def modules_named(model: nn.Module, wanted: Any, argument: str) -> list[nn.Module]:
@@ -75,6 +83,29 @@ def _of_classes(model: nn.Module, names: Collection[str], strict: bool = True) -
             f"write {near[0]!r}" if near else "name one of these classes",
         )
     return [one for one in _inner_first(model) if type(one).__name__ in names and one is not model]
+
+
+def _of_sequences(model: nn.Module) -> list[nn.Module]:
+    """Give the modules with weights of each outermost ``nn.Sequential`` that has several.
+
+    Those whose weights are elsewhere, too, stay with the rest: a weight has one place.
+    """
+    everywhere = _places(model)
+    found = dict.fromkeys(_in_sequences(model))
+    return [one for one in found if _places(one).items() <= everywhere.items()]
+
+
+def _places(model: nn.Module) -> Counter[int]:
+    return Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+
+
+def _in_sequences(model: nn.Module) -> list[nn.Module]:
+    # A class with a forward of its own may use weights without calling the modules that hold them.
+    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+        learned = [one for one in model if any(True for _ in one.parameters())]
+        if len(learned) > 1:
+            return learned
+    return [one for child in model.children() for one in _in_sequences(child)]
 
 
 def _large_parts(model: nn.Module, least: int) -> list[nn.Module]:

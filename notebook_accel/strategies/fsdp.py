@@ -29,7 +29,7 @@ from notebook_accel.ranks.world import World
 from notebook_accel.strategies import lean, sharding
 from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
-from notebook_accel.strategies.blocks import find_blocks, modules_named
+from notebook_accel.strategies.blocks import can_be_cut, find_blocks, modules_named
 from notebook_accel.strategies.compiled import refuse_whole_graph, uncompiled
 from notebook_accel.strategies.fp8 import share_scales
 from notebook_accel.strategies.homecoming import HOME
@@ -111,6 +111,11 @@ class FSDPEngine(Engine):
             wish.transformer_cls_names_to_wrap,
             wish.min_num_params,
         )
+        if self._has_unfound_parts(model, len(blocks) + 1) and self.world.rank == 0:
+            print(
+                f"note: no blocks were found in {type(model).__name__}: FSDP gathers all of it at "
+                "once (FSDP(auto_wrap_policy=...) says what its parts are)"
+            )
         kept = _kept_whole(model, wish.ignored_modules)
         let_batch_norms_meet(model, self.world.device, self._readers())
         with sharding.tracked(model) as moved:
@@ -148,6 +153,11 @@ class FSDPEngine(Engine):
         self._moved.update(moved)
         self._parts[id(model)] = len(blocks) + 1
 
+    def _has_unfound_parts(self, model: nn.Module, num_parts: int) -> bool:
+        """Whether the model is one part only because no blocks were found in it."""
+        is_one = num_parts == 1 and self.wish.auto_wrap_policy == "auto"
+        return is_one and self._cuts_parameters() and can_be_cut(model)
+
     def _divide_layers(self, model: nn.Module) -> None:
         """Cut layers up before parameters are; here they stay whole."""
 
@@ -182,6 +192,9 @@ class FSDPEngine(Engine):
         num_parts, shards = self._parts.get(id(uncompiled(model)), 1), self._mesh.size(-1)
         num = self._mesh.size() // shards
         copies = f" in each of {num} copies" if num > 1 else ""
+        if self._has_unfound_parts(uncompiled(model), num_parts):
+            unfound = "no blocks were found, auto_wrap_policy says what the parts are"
+            return f"1 part ({unfound}), sharded over {shards} ranks{copies}"
         parts = f"{num_parts} part{'s' if num_parts > 1 else ''}"
         return f"{parts}, each sharded over {shards} ranks{copies}"
 

@@ -56,8 +56,8 @@ def beginnings(
         raise ConfigError(
             f"Pipeline(stages={num_stages}), but {len(blocks)} blocks are known in "
             f"{type(model).__name__}",
-            "each stage needs a block: a module of the model's list of like modules, or of its "
-            "_no_split_modules",
+            "each stage needs a block: a module of the model's list of like modules, of its "
+            "_no_split_modules, or of an nn.Sequential",
             'pass split=("layer3", ...) with the modules where stages begin, or ask for fewer',
         )
     return balanced(blocks, num_stages)

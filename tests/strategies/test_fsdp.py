@@ -58,6 +58,75 @@ def test_blocks_are_the_named_classes_else_those_of_the_models_lists() -> None:
     assert find_blocks(Net(), "no_wrap") == find_blocks(Flat(), "auto") == []
 
 
+class Convolutions(nn.Module):
+    """Sequences, one of them inside of another, and weights that two modules have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), inner, nn.BatchNorm1d(4))
+        self.head = nn.Linear(4, 4)
+        self.tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.tied[1].weight = self.head.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tied(self.head(self.body(x)))
+
+
+def test_without_lists_the_blocks_are_the_modules_of_sequences() -> None:
+    model = Convolutions()
+    assert find_blocks(model, "auto") == [
+        model.body[0],
+        model.body[2],
+        model.body[3],
+        model.tied[0],
+    ]
+    assert find_blocks(nn.Sequential(Net(), nn.Linear(1, 1)), "auto")[0].__class__ is Block
+    with pytest.raises(ConfigError, match="no class to wrap is known"):
+        find_blocks(model, "transformer_based_wrap")
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 6), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.enter(x))
+
+
+def trains_without_lists() -> list[Any]:
+    told: list[Any] = []
+    for wish in (FSDP(), FSDP(auto_wrap_policy="no_wrap")):
+        torch.manual_seed(0)
+        accelerator = Accelerator(cpu=True, strategy=wish)
+        model = Convolutions()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        for _ in range(2):
+            accelerator.backward(model(torch.arange(12.0).view(3, 4) / 12).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        told.append({name: one.tolist() for name, one in accelerator.get_state_dict(model).items()})
+        told.append("\n".join(accelerator._explanation()))
+    accelerator = Accelerator(cpu=True, strategy=FSDP())
+    accelerator.prepare(TwoLayers())
+    return [*told, "\n".join(accelerator._explanation())]
+
+
+def test_sequences_are_cut_and_who_has_no_blocks_is_told() -> None:
+    run = on_two(trains_without_lists)
+    cut, explained, whole, asked_for, unfound = run[0]
+    assert cut.keys() == whole.keys()
+    for name, values in cut.items():
+        assert torch.allclose(torch.tensor(values), torch.tensor(whole[name])), name
+    assert "5 parts, each sharded over 2 ranks" in explained
+    assert "1 part, each sharded over 2 ranks" in asked_for
+    assert "1 part (no blocks were found, auto_wrap_policy says" in unfound
+    notes = [line for line in run.logs if "no blocks" in line]
+    assert len(notes) == 1 and "in TwoLayers" in notes[0] and "auto_wrap_policy" in notes[0]
+
+
 def test_inner_blocks_come_before_those_around_them() -> None:
     names = [
         type(one).__name__
