@@ -124,8 +124,8 @@ def _returned_early(early: RankState, waiting: RankState, where: str, seen: str)
         f"rank {early.rank} returned early, {_after(early)}, "
         f"while rank {waiting.rank} waited for it{where}",
         f"a collective needs every rank; {seen}{_counts(both)}",
-        "let every rank run the same number of steps and call the same collectives: take what is "
-        "called at the end of the function out of `if accelerator.is_main_process`",
+        "let every rank run the same number of steps and call the same collectives; one that is "
+        "under `if accelerator.is_main_process`: take it out of there",
         rank=early.rank,
     )
 

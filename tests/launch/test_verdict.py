@@ -109,7 +109,7 @@ def test_a_rank_that_returned_early_is_named_when_only_connections_broke() -> No
         "rank 1 returned early, after step 3, while rank 0 waited for it at File train.py:3"
     )
     assert "the same collectives" in error.fix
-    assert "out of `if accelerator.is_main_process`" in error.fix
+    assert "under `if accelerator.is_main_process`: take it out" in error.fix
 
 
 def test_a_broken_connection_that_nothing_explains_is_raised_itself() -> None:
