@@ -26,7 +26,7 @@ from notebook_accel.checkpoint.state import Checkpoint, Snapshot
 from notebook_accel.errors import CheckpointError
 from notebook_accel.ranks.collectives import all_objects
 from notebook_accel.ranks.shards import is_sharded
-from notebook_accel.ranks.world import World
+from notebook_accel.ranks.world import World, when_left
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def set_apart(
 @functools.cache
 def _own_group(world: int) -> dist.ProcessGroup | None:
     """Connect the ranks for what they write in the background: calls of both kinds must not mix."""
+    when_left(_own_group.cache_clear)
     group: dist.ProcessGroup | None = dist.new_group(backend="gloo")
     return group
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ class World:
         Ranks: all ranks call it; it returns when all have.
         """
         placement = _placement(cpu or wants_cpu())
+        if not dist.is_initialized():
+            _forget_the_group()  # the person may have ended it
         if dist.is_initialized():
             placement = replace(
                 placement,
@@ -124,9 +127,26 @@ def _play(placement: Placement) -> None:
 
 
 def leave() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process group, if there is one, and forget what belonged to it."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+    _forget_the_group()
+
+
+def when_left(forget: Callable[[], None]) -> None:
+    """Let ``forget`` be called once the process group is left, or at the latest before a new one.
+
+    What is kept by a group's ``id`` must go with it: the next group may have the same.
+    """
+    _of_the_group.append(forget)
+
+
+def _forget_the_group() -> None:
+    while _of_the_group:
+        _of_the_group.pop()()
+
+
+_of_the_group: list[Callable[[], None]] = []
 
 
 def leave_script() -> None:

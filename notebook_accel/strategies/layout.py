@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from notebook_accel.errors import ConfigError
-from notebook_accel.ranks.world import World
+from notebook_accel.ranks.world import World, when_left
 
 
 def mesh_of(world: World, replicas: int = 1, tp: int = 1, pp: int = 1) -> DeviceMesh:
@@ -85,6 +85,7 @@ def sequence_mesh(world: World, size: int, tp: int, axis: str, replicas: int) ->
 
 @functools.cache  # each new mesh would make process groups of its own
 def _mesh(world: World, axes: tuple[tuple[str, int], ...], group: int) -> DeviceMesh:
+    when_left(_mesh.cache_clear)
     names, shape = zip(*axes, strict=True)
     mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=names)
     world.wait()  # a rank that ended now would break connections that others still make
@@ -93,6 +94,7 @@ def _mesh(world: World, axes: tuple[tuple[str, int], ...], group: int) -> Device
 
 @functools.cache
 def _mesh_of_stages(world: World, sizes: tuple[int, int, int, int], group: int) -> DeviceMesh:
+    when_left(_mesh_of_stages.cache_clear)
     ranks = torch.arange(world.size).view(sizes).permute(2, 0, 3, 1)
     names = ("pp", "dp_replicate", "tp", "dp_shard")
     kept = [name for name, size in zip(names, ranks.shape, strict=True) if size > 1]

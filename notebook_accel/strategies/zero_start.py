@@ -23,7 +23,7 @@ from notebook_accel.config.installed import is_installed, version_of
 from notebook_accel.errors import ConfigError, MissingPackage
 from notebook_accel.events import context
 from notebook_accel.ranks.collectives import map_tensors
-from notebook_accel.ranks.world import World, leave_at_exit
+from notebook_accel.ranks.world import World, leave_at_exit, when_left
 from notebook_accel.strategies.base import Parts
 from notebook_accel.strategies.dummies import DummyOptim, DummyScheduler
 from notebook_accel.strategies.precision import MixedForward
@@ -69,7 +69,9 @@ def deepspeed_on(world: World) -> Any:
     # It looks there for the number of this rank's device, also in forward passes.
     device = world.placement.local_rank if world.device.index is None else world.device.index
     take_back, worker = lend("LOCAL_RANK", device), context.current()
-    if worker is not None:
+    if worker is None:
+        when_left(take_back)
+    else:
         worker.at_exit.append(take_back)
     for name in _OLDER_NAMES:
         warnings.filterwarnings("ignore", rf".*torch\.distributed\.{name}.* is deprecated")

@@ -7,7 +7,7 @@ import torch
 
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World, pick_device_type
-from tests.support.ranks import start_ranks
+from tests.support.ranks import run_ranks, start_ranks
 
 
 def test_nobody_s_placement_is_a_world_of_one() -> None:
@@ -76,6 +76,27 @@ def joins_a_group_of_its_own():
 def test_a_group_that_the_user_made_is_used_as_it_is() -> None:
     values = [value for *_, value in start_ranks(joins_a_group_of_its_own, 2)]
     assert values == [[0, 2], [1, 2]]
+
+
+def lays_ranks_out_twice():
+    import torch.distributed as dist
+
+    from notebook_accel.ranks.world import World, leave
+    from notebook_accel.strategies import layout
+
+    kept = []
+    for ends in (leave, dist.destroy_process_group):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        mesh = layout.mesh_of(World.join(cpu=True))
+        kept.append(layout.mesh_of(World.join(cpu=True)) is mesh)
+        ends()
+        World.join(cpu=True)  # alone
+        kept.append(layout._mesh.cache_info().currsize)
+    return kept
+
+
+def test_what_is_kept_of_a_group_goes_with_it() -> None:
+    assert run_ranks(lays_ranks_out_twice, 1) == [[True, 0, True, 0]]
 
 
 def trains_three_times():

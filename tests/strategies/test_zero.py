@@ -515,7 +515,7 @@ def test_a_word_of_the_launch_is_enough(imported: None) -> None:
 AGAIN = """
 import os
 import torch
-from notebook_accel import Accelerator, DeepSpeed, notebook_launcher
+from notebook_accel import Accelerator, DeepSpeed, PartialState, notebook_launcher
 
 def train(fails=False):
     accelerator = Accelerator(cpu=True, strategy=DeepSpeed(zero_stage=3))
@@ -546,6 +546,8 @@ if __name__ == "__main__":
             told.append(str(error))
     assert "LOCAL_RANK" not in os.environ
     told.append(train())
+    PartialState().destroy_process_group()
+    assert "LOCAL_RANK" not in os.environ
     print("told:", told)
 """
 
