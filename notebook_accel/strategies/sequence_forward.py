@@ -79,9 +79,11 @@ class SequenceForward(MixedForward):
         otherwise with parts.
         """
         length, lengths = _length([args, kwargs]), self.sharing.lengths()
-        remembers = kwargs.get("use_cache") or kwargs.get("past_key_values") is not None
-        generates = remembers and not torch.is_grad_enabled()
+        continues = kwargs.get("past_key_values") is not None
+        generates = (continues or kwargs.get("use_cache")) and not torch.is_grad_enabled()
         if generates or lengths is None or self.sharing.paused:  # sequences are whole
+            if length in (lengths or ()) and not (continues or self.sharing.paused):
+                raise self._may_be_either(length)
             return self.inside(*args, **kwargs)
         if length is None or length not in lengths:
             raise self._not_a_part(length, lengths)
@@ -146,25 +148,40 @@ class SequenceForward(MixedForward):
         if is_transformers(model):  # what is computed for padding has no meaning
             begun[1].pop("attention_mask", None)
         tolerance = _ROUGH if self.precision.dtype is not None else _CLOSE
+
+        def differs(expected: Any) -> float:
+            mine = map_tensors(part, begun)
+            found = self._on_parts(num, tuple(mine[0]), mine[1])
+            return _difference(_tensors(expected), _tensors(found), num, group, tolerance)
+
+        whole = self._tried(lambda: self.inside(*begun[0], **begun[1]), num)
+        odd = whole and self._tried(lambda: differs(whole[0]), num)
+        if not odd:
+            return
+        worst = float(group.whole(torch.tensor(odd), 0).max())
+        if worst > 0:
+            raise self._differs(worst, num)
+
+    def _tried(self, compute: Callable[[], Any], num: int) -> list[Any]:
+        """Give what ``compute`` gives, in a list; an empty one where any rank cannot compute it."""
+        group, model = self.sharing.group, self.forward.__self__
+        reason: Exception | None = None
+        computed = None
         try:
             with _trying(model):
-                expected = self.inside(*begun[0], **begun[1])
-                mine = map_tensors(part, begun)
-                found = self._on_parts(num, tuple(mine[0]), mine[1])
-            odd = _difference(_tensors(expected), _tensors(found), num, group, tolerance)
+                computed = compute()
         except Explained:
             raise
         except Exception as error:  # whatever a model raises that takes no short sequences
-            if group.rank == 0:
-                print(
-                    f"note: {type(model).__name__} was not tried with {num * group.size} tokens "
-                    f"({type(error).__name__}: {error}): whether it computes alike with parts of "
-                    "sequences is not known"
-                )
-            return
-        worst = float(group.whole(torch.tensor([odd]), 0).max())
-        if worst > 0:
-            raise self._differs(worst, num)
+            reason = error
+        failed = group.whole(torch.tensor([float(reason is not None)]), 0).tolist()
+        if reason is not None and not any(failed[: group.rank]):
+            print(
+                f"note: {type(model).__name__} was not tried with {num * group.size} tokens "
+                f"({type(reason).__name__}: {reason}): whether it computes alike with parts of "
+                "sequences is not known"
+            )
+        return [] if any(failed) else [computed]
 
     def _differs(self, odd: float, num: int) -> RuntimeMisuse:
         name, size = type(self.forward.__self__).__name__, self.sharing.group.size
@@ -177,6 +194,16 @@ class SequenceForward(MixedForward):
             "take places as an argument of forward named position_ids (it is given the place of "
             "each token), attend by F.scaled_dot_product_attention; if the model is right as it "
             "is, write SequenceParallel(check=False)",
+        )
+
+    def _may_be_either(self, length: int | None) -> RuntimeMisuse:
+        return RuntimeMisuse(
+            f"{type(self.forward.__self__).__name__} was given {length} tokens with use_cache=True "
+            "and without gradients",
+            "parts of sequences have as many, and a prompt that text is to follow is whole: it "
+            "cannot be told which of them this is",
+            "leave use_cache out to evaluate parts; write `with whole_sequences(model):` around a "
+            "call with whole sequences",
         )
 
     def _not_a_part(self, length: int | None, lengths: set[int]) -> RuntimeMisuse:

@@ -264,7 +264,43 @@ def trains_with_a_cache() -> bool:
     accelerator = Accelerator(cpu=True, strategy=SequenceParallel(2))
     model, loader = accelerator.prepare(Remembering(), DataLoader(tokens(2, 16), batch_size=2))
     (part,) = loader
-    return torch.equal(model(part, use_cache=True), model(part))
+    alike = torch.equal(model(part, use_cache=True), model(part))
+    with torch.no_grad():
+        model(tokens(2, 16), use_cache=True)  # a prompt
+        with pytest.raises(
+            RuntimeMisuse, match="8 tokens with use_cache=True and without"
+        ) as error:
+            model(part, use_cache=True)
+        assert "leave use_cache out" in error.value.fix
+        with whole_sequences(model):
+            model(tokens(2, 8), use_cache=True)
+    return alike
+
+
+class FailsOnOne(Net):
+    """Cannot take as many tokens as are tried, on one rank only."""
+
+    rank = 0
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        if self.rank == 1 and x.shape[1] == 16:
+            raise ValueError("too many tokens")
+        return super().forward(x, position_ids)
+
+
+def fails_on_one_rank() -> int:
+    accelerator = Accelerator(cpu=True, strategy=SequenceParallel(2))
+    model, loader = accelerator.prepare(FailsOnOne(), DataLoader(tokens(2, 64), batch_size=2))
+    accelerator.unwrap_model(model).rank = accelerator.process_index
+    (part,) = loader
+    return int(model(part).shape[1])
+
+
+def test_a_model_that_one_rank_cannot_try_is_tried_by_none() -> None:
+    run = notebook_launcher(fails_on_one_rank, (), 2, device="cpu", timeout_s=60)
+    assert list(run) == [32, 32]
+    notes = [line for line in run.logs if "was not tried with 16 tokens" in line]
+    assert len(notes) == 1 and "ValueError: too many tokens" in notes[0]
 
 
 def test_what_is_trained_is_a_part_although_it_asks_for_a_cache() -> None:
