@@ -7,6 +7,7 @@ start before this fixture looks and end after it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -55,8 +56,9 @@ def leave_nothing_behind() -> Iterator[None]:
         *left_over("process", lambda: set(child_processes()) - children),
     ]
     for process in set(child_processes()) - children:  # so that later tests start clean
-        process.kill()
-        process.wait(GRACE_S)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself meanwhile
+            process.kill()
+            process.wait(GRACE_S)
     os.chdir(cwd)
     assert not leaks, "this test left behind:\n" + "\n".join(leaks)
 

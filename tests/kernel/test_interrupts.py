@@ -110,8 +110,10 @@ def test_an_interrupt_during_the_start_leaves_nothing(kernel, times, method):
     moments = random.Random(times)
     for _ in range(times):
         cell = kernel.start(
+            "print('begun')\n"
             f"notebook_launcher(lambda: time.sleep(30), num_processes=2, start_method={method!r})"
         )
+        kernel.wait_for_output(cell, "begun")  # a kernel between two cells hears no interrupt
         time.sleep(moments.uniform(0, 0.12))
         kernel.interrupt()
         reply = kernel.finish(cell, timeout_s=20)
