@@ -211,7 +211,7 @@ def test_a_page_that_is_reloaded_sees_a_background_run_go_on(open_cells, shots):
     again.page.wait_for_timeout(300)
     again.shot(shots("panel_reloaded"))
     again.page.locator(f"{PANEL} button", has_text="Stop").click()
-    wait_for(again, lambda state: state["over"].startswith("stopped"), timeout_s=20)
+    wait_for(again, lambda state: state["over"].startswith("stopped"), timeout_s=40)
 
 
 @light_only

@@ -86,7 +86,8 @@ class Panel {
   }
 
   ask(what) {
-    this.asked = true;
+    this.asked = what;
+    this.askedAt = Date.now();
     this.model.send({ ask: what });
     this.plan();
   }
@@ -121,6 +122,9 @@ class Panel {
 
   drawButtons(state) {
     const asked = this.asked || state.stopping;
+    // A page that was just reloaded may lose what it says first: it asks until it is heard.
+    if (this.asked && !state.stopping && state.buttons && Date.now() - this.askedAt > 2000)
+      this.ask(this.asked);
     hide(this.stop, !state.buttons);
     hide(this.kill, !state.buttons || !asked);
     say(this.stop, asked ? "Stopping…" : "Stop");
