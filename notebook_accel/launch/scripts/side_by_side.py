@@ -46,11 +46,13 @@ def run(words: Sequence[str], envs: Sequence[Mapping[str, str]], say: Callable[[
 
     Errors: LaunchError when the system refuses to run them.
     """
-    try:
-        watch = _Watch(words, envs)
-    except OSError as error:
-        raise does_not_start(words[0], error) from error
-    with _Signals(watch.on_signal) as signals:
+    with contextlib.ExitStack() as stack:
+        with _undisturbed() as mask:  # a signal meanwhile waits for those who pass it on
+            try:
+                watch = _Watch(words, envs, mask)
+            except OSError as error:
+                raise does_not_start(words[0], error) from error
+            signals = stack.enter_context(_Signals(watch.on_signal))
         watch.go(signals.woken)
     told, code = tell(watch.fates, len(envs), watch.asked_to_end)
     if told.words:
@@ -68,7 +70,9 @@ def run(words: Sequence[str], envs: Sequence[Mapping[str, str]], say: Callable[[
 
 
 class _Watch:
-    def __init__(self, words: Sequence[str], envs: Sequence[Mapping[str, str]]) -> None:
+    def __init__(
+        self, words: Sequence[str], envs: Sequence[Mapping[str, str]], mask: set[int]
+    ) -> None:
         self.fates: list[Fate] = []  # in the order in which they ended
         self.asked_to_end: signal.Signals | None = None
         self._is_ending = False  # what ends from now on was told to
@@ -81,8 +85,7 @@ class _Watch:
         self._guard = Guard()
         try:
             for rank, env in enumerate(envs):
-                with _undisturbed() as mask:
-                    self._pids.append(self._start(rank, words, env, mask))
+                self._pids.append(self._start(rank, words, env, mask))
         except BaseException:
             self._signal(signal.SIGKILL)
             self._guard.dismiss()
