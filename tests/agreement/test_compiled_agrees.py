@@ -18,8 +18,8 @@ from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.dynamo import TorchDynamoPlugin
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel
 from notebook_accel.errors import ConfigError
+from tests.support.nets import PLAN, Net
 
-PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "enter": "colwise_rep"}
 WAYS: dict[str, tuple[Strategy | None, dict[str, Any]]] = {
     "ddp": (DDP(), {}),
     "ddp in one graph": (DDP(), {"fullgraph": True}),
@@ -40,31 +40,6 @@ WAYS: dict[str, tuple[Strategy | None, dict[str, Any]]] = {
 PRECISIONS = {"no": 1e-6, "bf16": 3e-2}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(self.up(self.norm(x)).tanh())
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = nn.Linear(4, 6)
-        self.blocks = nn.ModuleList(Block(6) for _ in range(4))
-        self.leave = nn.Linear(6, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.enter(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.leave(x)
 
 
 def train(strategy: Strategy | None, precision: str, **how: Any) -> dict[str, Any]:
@@ -88,7 +63,7 @@ def train(strategy: Strategy | None, precision: str, **how: Any) -> dict[str, An
     torch.manual_seed(0)
     x = torch.randn(12, 4)
     y = (x[:, :1] + x[:, 1:2]).tanh()
-    model = Net()
+    model = Net(depth=4)
     batch_size = 4 // accelerator._engine.layout.data_size
     loader = DataLoader(TensorDataset(x, y), batch_size=batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -139,7 +114,7 @@ def runs() -> dict[int, dict[Any, dict[str, Any]]]:
 
 
 def test_a_compiled_model_trains_as_it_does_uncompiled(runs: dict) -> None:
-    names = [name for name, _ in Net().named_parameters()]
+    names = [name for name, _ in Net(depth=4).named_parameters()]
     for size, found in runs.items():
         compiled = [key for key in found if len(key) == 2]
         assert len(compiled) == (4 if size == 1 else 11)
@@ -186,7 +161,7 @@ def test_inductor_trains_with_the_same_numbers(
         for backend in (None, "inductor"):
             accelerator = Accelerator(cpu=True, dynamo_backend=backend, strategy=FSDP())
             torch.manual_seed(0)
-            model = Net()
+            model = Net(depth=4)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model, optimizer = accelerator.prepare(model, optimizer)
             for _ in range(2):

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy, TensorParallel
-from tests.agreement.test_strategies_agree import PLAN, Net
+from tests.support.nets import PLAN, Net
 
 WAYS: dict[str, tuple[int, Strategy]] = {
     "one device": (1, SingleDevice()),

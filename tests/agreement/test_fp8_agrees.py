@@ -19,6 +19,7 @@ from notebook_accel.config.handlers import AutocastKwargs
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel
 from notebook_accel.strategies.fp8 import gathering_layers
+from tests.support.nets import Net
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,31 +44,6 @@ WAYS: dict[str, Strategy] = {
 OF_FOUR = ("fsdp", "tensor", "fsdp in copies")
 TIGHT = 2e-6  # fp32 around the layers in 8 bits
 LOOSE = 3e-2  # bf16 around them, as it is if nothing is said
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(self.up(self.norm(x)).tanh())
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = nn.Linear(4, 32)
-        self.blocks = nn.ModuleList(Block(32) for _ in range(2))
-        self.leave = nn.Linear(32, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.enter(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.leave(x)
 
 
 def loop(
@@ -97,7 +73,7 @@ def loop(
     torch.manual_seed(0)
     x = torch.randn(rows, 4)
     y = (x[:, :1] + x[:, 1:2]).tanh()
-    model = Net()
+    model = Net(width=32)
     batch_size = 8 // accumulate // accelerator._engine.layout.data_size
     loader = DataLoader(TensorDataset(x, y), batch_size=batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
@@ -182,7 +158,7 @@ def test_many_ranks_compute_what_one_does(runs: dict, size: int) -> None:
     assert len(found) == (9 if size == 2 else 4)
     for key, one in found.items():
         alone = runs[1][key[1]]
-        assert one["names"] == alone["names"] == list(Net().state_dict()), key
+        assert one["names"] == alone["names"] == list(Net(width=32).state_dict()), key
         assert one["losses"] == pytest.approx(alone["losses"], abs=TIGHT, rel=TIGHT), key
         assert one["weights"] == pytest.approx(alone["weights"], abs=1e-5), key
         assert one["gathering"] == (0 if key[0] == "ddp" else 4), key

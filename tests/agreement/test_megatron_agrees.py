@@ -20,7 +20,8 @@ from notebook_accel import (
     notebook_launcher,
 )
 from notebook_accel.utils import MegatronLMPlugin, TorchTensorParallelPlugin
-from tests.agreement.test_strategies_agree import PLAN, Net, train
+from tests.agreement.test_strategies_agree import train
+from tests.support.nets import PLAN, Net
 
 MAIN = "import sys; from notebook_accel.cli.main import main; sys.exit(main())"
 CLIP = 0.1

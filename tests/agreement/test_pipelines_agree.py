@@ -16,7 +16,8 @@ from notebook_accel.config.wishes import (
     Strategy,
     TensorParallel,
 )
-from tests.agreement.test_strategies_agree import PLAN, PRECISIONS, train
+from tests.agreement.test_strategies_agree import PRECISIONS, train
+from tests.support.nets import PLAN
 
 SPLIT = ("blocks.0", "blocks.1", "leave")
 DIVIDED = TensorParallel(plan=PLAN)

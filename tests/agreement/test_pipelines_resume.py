@@ -9,7 +9,7 @@ import pytest
 from notebook_accel import notebook_launcher
 from notebook_accel.config.wishes import FSDP, Pipeline, SingleDevice, Strategy, TensorParallel
 from tests.agreement.test_resume_across_strategies import loads_and_goes_on, trains_and_saves
-from tests.agreement.test_strategies_agree import PLAN
+from tests.support.nets import PLAN
 
 SPLIT = ("blocks.0", "blocks.1", "leave")
 WAYS: dict[str, tuple[int, Strategy]] = {

@@ -19,7 +19,7 @@ from notebook_accel.config.wishes import (
     Strategy,
     TensorParallel,
 )
-from tests.agreement.test_strategies_agree import PLAN, Net
+from tests.support.nets import PLAN, Net
 
 WAYS: dict[str, tuple[int, Strategy]] = {
     "one device": (1, SingleDevice()),

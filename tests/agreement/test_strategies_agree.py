@@ -16,10 +16,10 @@ from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.handlers import GradScalerKwargs
 from notebook_accel.config.megatron import Megatron
 from notebook_accel.config.wishes import FSDP, Pipeline, SingleDevice, Strategy, TensorParallel
+from tests.support.nets import PLAN, Net
 
 pytestmark = pytest.mark.timeout(400)  # the first test pays for all
 
-PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "enter": "colwise_rep"}
 STRATEGIES: dict[str, Strategy] = {
     "fsdp": FSDP(),
     "fsdp, gradients and states only": FSDP(reshard_after_forward=False),
@@ -37,35 +37,6 @@ PRECISIONS = {"no": 1e-5, "bf16": 3e-2, "fp16": 5e-3}
 CLIPS = (0.1, 1e9)
 NUM_ROWS = (24, 28)  # 28: the last window holds 4 rows
 EPOCHS = 2
-
-
-class Block(nn.Module):
-    """One of a list of like blocks, as transformers have them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(self.up(self.norm(x)).tanh())
-
-
-class Net(nn.Module):
-    """Uneven shapes on purpose: 6 rows do not divide by 4."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = nn.Linear(4, 6)
-        self.blocks = nn.ModuleList(Block(6) for _ in range(2))
-        self.leave = nn.Linear(6, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.enter(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.leave(x)
 
 
 def train(

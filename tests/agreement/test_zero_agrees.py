@@ -21,7 +21,7 @@ from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.environment import patch_environment
 from notebook_accel.config.handlers import GradScalerKwargs
 from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy
-from tests.agreement.test_strategies_agree import Net
+from tests.support.nets import Net
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,7 +12,7 @@ import torch
 from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.wishes import FSDP, Strategy, TensorParallel
 from notebook_accel.errors import CheckpointError
-from tests.agreement.test_strategies_agree import PLAN, Net
+from tests.support.nets import PLAN, Net
 
 WISHES: dict[str, Strategy] = {"fsdp": FSDP(), "tensor": TensorParallel(plan=PLAN)}
 

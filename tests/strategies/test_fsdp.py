@@ -14,7 +14,7 @@ from notebook_accel import Accelerator, RunConfig, notebook_launcher
 from notebook_accel.config.wishes import FSDP
 from notebook_accel.errors import ConfigError, RanksStuck
 from notebook_accel.strategies.blocks import find_blocks
-from tests.agreement.test_strategies_agree import Block, Net
+from tests.support.nets import Block, Net
 
 
 def on_two(function: Any, *args: Any, size: int = 2, **kwargs: Any) -> Any:

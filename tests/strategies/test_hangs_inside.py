@@ -17,7 +17,7 @@ from notebook_accel import (
     notebook_launcher,
 )
 from tests.agreement.test_sequence_agrees import Net as Attending
-from tests.agreement.test_strategies_agree import PLAN, Net
+from tests.support.nets import PLAN, Net
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel
 from notebook_accel.errors import LaunchError, RanksStuck, RuntimeMisuse
 from notebook_accel.strategies.homecoming import HOME
-from tests.agreement.test_strategies_agree import PLAN, Block, Net
+from tests.support.nets import PLAN, Block, Net
 
 WISHES: dict[str, Strategy] = {
     "fsdp": FSDP(),

@@ -16,7 +16,7 @@ from notebook_accel import Accelerator, notebook_launcher, prepare_pippy
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline
 from notebook_accel.errors import ConfigError, Explained, RunInterrupted
 from notebook_accel.strategies import stages
-from tests.agreement.test_strategies_agree import Net
+from tests.support.nets import Net
 
 X = torch.arange(24.0).view(6, 4) / 24
 Y = torch.arange(6.0)[:, None]

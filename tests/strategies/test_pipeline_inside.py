@@ -15,8 +15,8 @@ from torch import nn
 from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.wishes import DDP, FSDP, Pipeline, TensorParallel
 from notebook_accel.ranks.shards import local
-from tests.agreement.test_strategies_agree import PLAN, Net
 from tests.strategies.test_pipeline import X, Y, launch, mse, refusal
+from tests.support.nets import PLAN, Net
 
 
 class Headed(Net):

@@ -14,7 +14,7 @@ from notebook_accel import Accelerator, notebook_launcher
 from notebook_accel.config.wishes import FSDP, TensorParallel
 from notebook_accel.errors import ConfigError
 from notebook_accel.strategies.tensor import plan_of
-from tests.agreement.test_strategies_agree import PLAN, Net
+from tests.support.nets import PLAN, Net
 
 
 def evaluates() -> dict[str, Any]:

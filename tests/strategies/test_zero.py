@@ -23,8 +23,8 @@ from notebook_accel.config.wishes import DDP, Strategy
 from notebook_accel.errors import ConfigError, MissingPackage, RanksStuck, RuntimeMisuse, WorkerDied
 from notebook_accel.strategies.dummies import DummyOptim, DummyScheduler
 from notebook_accel.strategies.zero_start import made_scheduler
-from tests.agreement.test_strategies_agree import Net
 from tests.support.launches import clean_env, launch
+from tests.support.nets import Net
 
 HAS_IT = importlib.util.find_spec("deepspeed") is not None
 WITHOUT = "deepspeed is not installed: pip install 'notebook-accel[deepspeed]'"
