@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from notebook_accel.errors import ConfigError, Explained
-from notebook_accel.launch import devices, start
-from notebook_accel.launch.plan import LaunchPlan, plan
-from notebook_accel.launch.run import Attempt, Interrupts, Order
+from notebook_accel.launch import devices
+from notebook_accel.launch.plan import plan
+from notebook_accel.launch.quiet import quiet_attempt
+from notebook_accel.launch.run import Interrupts
 
 TIMEOUT_S = 60.0
 _MOST_A_CORE = 4
@@ -38,9 +39,8 @@ def try_ranks(num_ranks: int, device: str = "cpu", start_method: str = "auto") -
     found = devices.accelerators() if device != "cpu" else []
     placed = plan(num_ranks, device, found, devices.usable_cores())
     try:
-        choice = start.choose(start_method)
-        start.prepare(choice.method)
-        result = Attempt(_order(placed, choice), Interrupts()).go()
+        attempt = quiet_attempt(_add_up, (), placed, start_method, TIMEOUT_S, Interrupts())
+        result = attempt.go()
     except Explained as error:
         said = f"{type(error).__name__}: {error.what}"
         return Trial(start_method, placed.device_words, num_ranks, error=said, why=error.why)
@@ -49,7 +49,8 @@ def try_ranks(num_ranks: int, device: str = "cpu", start_method: str = "auto") -
         return Trial(start_method, placed.device_words, num_ranks, error=said)
     wrong = [rank for rank, value in enumerate(result.values) if value != num_ranks]
     said = f"ranks {wrong} had another sum than {num_ranks}" if wrong else ""
-    return Trial(choice.method, placed.device_words, num_ranks, result.duration_s, said)
+    method = attempt.order.choice.method
+    return Trial(method, placed.device_words, num_ranks, result.duration_s, said)
 
 
 def too_many(num_ranks: int, num_cores: int) -> ConfigError | None:
@@ -66,20 +67,6 @@ def too_many(num_ranks: int, num_cores: int) -> ConfigError | None:
 def ask_child(num_ranks: int, device: str, start_method: str) -> dict[str, Any]:
     """Make a trial in this process and give it as plain data, for a process that asks another."""
     return dict(vars(try_ranks(num_ranks, device, start_method)))
-
-
-def _order(placed: LaunchPlan, choice: start.Choice) -> Order:
-    return Order(
-        job=start.Job(_add_up, (), {}),
-        plan=placed,
-        choice=choice,
-        settings={},
-        env={},
-        master_addr="127.0.0.1",
-        port=None,
-        timeout_s=TIMEOUT_S,
-        on_interrupt="raise",
-    )
 
 
 def _add_up() -> int:
