@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from notebook_accel.config.budget import first_blocks
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.collectives import map_tensors
 from notebook_accel.strategies.blocks import find_blocks
@@ -60,22 +61,8 @@ def beginnings(
             "_no_split_modules, or of an nn.Sequential",
             'pass split=("layer3", ...) with the modules where stages begin, or ask for fewer',
         )
-    return balanced(blocks, num_stages)
-
-
-def balanced(sizes: Mapping[str, int], num_stages: int) -> list[str]:
-    """Choose where stages begin, so that each has about its share of ``sizes``."""
-    names, total = list(sizes), sum(sizes.values())
-    found: list[str] = []
-    before = 0
-    for i, name in enumerate(names):
-        stage = len(found) + 1
-        is_due = before + sizes[name] / 2 >= total * stage / num_stages
-        must = len(names) - i <= num_stages - stage  # the stages to come need a block each
-        if i and stage < num_stages and (is_due or must):
-            found.append(name)
-        before += sizes[name]
-    return found
+    found = list(blocks)
+    return [found[number] for number in first_blocks(list(blocks.values()), num_stages)]
 
 
 def num_microbatches(num_rows: int, wanted: int, num_ranks: int = 1) -> int:
