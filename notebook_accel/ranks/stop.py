@@ -83,7 +83,10 @@ class StopAgreement:
         proposal = max(1, min(wanted, self._distance * MAX_GROWTH, MAX_DISTANCE))
         words = torch.tensor([int(stop), -proposal])
         watch.all_reduce(words, dist.ReduceOp.MAX, group=self._gloo())
-        return bool(words[0]), -int(words[1])
+        answer, distance = words.tolist()
+        # Other numbers come from another collective, in which a rank is that has gone elsewhere:
+        # they stop nobody, and whoever watches the ranks tells what happened.
+        return answer == 1, min(max(-distance, 1), MAX_DISTANCE)
 
     def _gloo(self) -> dist.ProcessGroup | None:
         """The default group under gloo; otherwise a side group, made by all at the first check."""

@@ -68,3 +68,31 @@ def test_all_ranks_stop_at_one_boundary_whoever_was_asked() -> None:
     assert first == second
     assert len(first) == 2
     assert all(150 <= boundary < 2000 for boundary in first)
+
+
+def answers_a_question_with_other_numbers():
+    import torch
+    import torch.distributed as dist
+
+    from notebook_accel.ranks.stop import MAX_DISTANCE, StopAgreement
+    from notebook_accel.ranks.world import World
+
+    class Page:
+        stop = False
+
+    world = World.join(cpu=True)
+    distances = []
+    for number in (7, 2**40, torch.tensor([1.5, 2.5, 0.25, 8.0]).view(torch.int64)[0].item()):
+        agreement = StopAgreement(world, Page())
+        if world.rank:  # it is in a collective of its own
+            dist.all_reduce(torch.full((2,), number), dist.ReduceOp.MAX)
+        else:
+            agreement.boundary()
+            distances.append(1 <= agreement._distance <= MAX_DISTANCE)
+    return distances
+
+
+def test_what_another_collective_brings_stops_nobody() -> None:
+    """Ranks that went different ways can meet in unlike collectives of one size."""
+    first, _ = run_ranks(answers_a_question_with_other_numbers, 2)
+    assert first == [True] * 3
