@@ -9,7 +9,15 @@ from typing import Any, ClassVar
 from notebook_accel.config.resolve import resolve
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.settings import SETTINGS
-from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel, choose
+from notebook_accel.config.wishes import (
+    DDP,
+    FSDP,
+    Pipeline,
+    Strategy,
+    TensorParallel,
+    check_fills,
+    choose,
+)
 from notebook_accel.errors import ConfigError
 
 # Whose divided layers compute.
@@ -87,14 +95,9 @@ class Megatron(Strategy):
         """
         tp, pp, cp = self.tp_degree, self.pp_degree, self.context_parallel_size
         together = tp * pp * cp
-        if world_size % together:
-            degrees = {"tp_degree": tp, "pp_degree": pp, "context_parallel_size": cp}
-            asked = " x ".join(f"{name}={num}" for name, num in degrees.items() if num > 1)
-            raise ConfigError(
-                f"Megatron({asked}) in a world of {world_size} ranks",
-                f"groups of {together} ranks do not fill it",
-                f"launch a multiple of {together} processes, or ask for smaller degrees",
-            )
+        degrees = {"tp_degree": tp, "pp_degree": pp, "context_parallel_size": cp}
+        asked = " x ".join(f"{name}={num}" for name, num in degrees.items() if num > 1)
+        check_fills(f"Megatron({asked})", together, world_size)
         readers = world_size // together
         shards = self.use_distributed_optimizer or self.use_custom_fsdp
         data: DDP | FSDP | TensorParallel = DDP()

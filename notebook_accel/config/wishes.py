@@ -271,6 +271,16 @@ def refuse_class(strategy: Any) -> None:
         )
 
 
+def check_fills(asked: str, together: int, world_size: int) -> None:
+    """Raise ConfigError for degrees whose groups of ``together`` ranks do not fill a world."""
+    if world_size % together:
+        raise ConfigError(
+            f"{asked} in a world of {world_size} ranks",
+            f"groups of {together} ranks do not fill it",
+            f"launch a multiple of {together} processes, or ask for divisors of {world_size}",
+        )
+
+
 def choose(value: Any, name: str, choices: Iterable[str]) -> str:
     """Read one of ``choices``, given in whatever case, or as an enum of strings.
 

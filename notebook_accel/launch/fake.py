@@ -7,16 +7,9 @@ loop that looks at its loss, its metrics or its batches would not get far there.
 
 from __future__ import annotations
 
-from typing import Any
-
 from notebook_accel.config.placement import FAKE, Placement
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.plan import LaunchPlan
-
-
-def is_fake(device: Any) -> bool:
-    """Tell whether ``device`` asks for a layout that is only played."""
-    return isinstance(device, str) and device.partition(":")[0] == FAKE
 
 
 def plan_fake(device: str, num_processes: int | None, num_nodes: int, num_cores: int) -> LaunchPlan:

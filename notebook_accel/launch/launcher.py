@@ -36,7 +36,7 @@ from notebook_accel.launch.asked import HasConfig, asked, naming_the_source
 from notebook_accel.launch.attempts import attempts, view
 from notebook_accel.launch.elastic import Meeting
 from notebook_accel.launch.handle import Run
-from notebook_accel.launch.plan import LaunchPlan, plan
+from notebook_accel.launch.plan import LaunchPlan, is_fake, plan
 from notebook_accel.launch.remembered import remember
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.run import Order
@@ -167,7 +167,7 @@ def notebook_launcher(
     def go(handle: Run | None = None) -> RunResult:
         if join:
             return lead.lead(meeting, order, sinks, handle, settings.device, settings.start_method)
-        if settings.num_nodes > 1 and not fake.is_fake(settings.device):
+        if settings.num_nodes > 1 and not is_fake(settings.device):
             return machines.same_cell(meeting, order, sinks, handle)
         return attempts(order, sinks, settings.max_restarts, handle)
 
@@ -193,7 +193,7 @@ def debug_launcher(
 def _placed(settings: LaunchSettings, env: Mapping[str, str]) -> LaunchPlan:
     """Say who runs where, on what is there or as one rank of what is not."""
     cores = devices.usable_cores()
-    if fake.is_fake(settings.device):
+    if is_fake(settings.device):
         return fake.plan_fake(
             str(settings.device), settings.num_processes, settings.num_nodes, cores
         )

@@ -83,12 +83,17 @@ def plan(
     )
 
 
+def is_fake(device: object) -> bool:
+    """Tell whether ``device`` asks for a layout that is only played."""
+    return isinstance(device, str) and device.partition(":")[0] == FAKE
+
+
 def refuse_fake(device: object) -> None:
     """Refuse what has one process play a rank, where real ranks are started.
 
     Errors: ConfigError.
     """
-    if isinstance(device, str) and device.startswith(FAKE):
+    if is_fake(device):
         raise ConfigError(
             f"device={device!r} is for notebook_launcher",
             "it has one process play a rank of a layout; a launch of scripts has no such way",

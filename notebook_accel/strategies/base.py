@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError, RuntimeMisuse
+from notebook_accel.ranks import watch
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.compiled import compile_model, uncompiled
 from notebook_accel.strategies.precision import Precision, mix, plain_forward, upcast_outputs
@@ -67,10 +69,12 @@ class Engine:
 
     ``kind`` is what Accelerate calls a way to share a model; None where each rank has the whole.
     ``clips_at`` is the norm that the gradients of every update are cut to, whatever the loop does.
+    ``overflows_apart`` says that ranks hold unlike gradients when their loss scale is removed.
     """
 
     kind: DistributedType | None = None
     clips_at: float | None = None
+    overflows_apart = False
 
     def __init__(self, wish: Strategy, world: World, precision: Precision) -> None:
         self.wish = wish
@@ -232,6 +236,9 @@ class Engine:
         """Remove the loss scale from the gradients; once between two steps."""
         if self.precision.scaler is not None:
             self.precision.scaler.unscale_(optimizer)
+            if self.overflows_apart:  # an overflow on any rank is one on all
+                found = self.precision.scaler.overflow(optimizer, self.world.device)
+                watch.all_reduce(found, dist.ReduceOp.MAX)
 
     def forget(self, optimizer: Optimizer) -> None:
         """Note that gradients were unscaled, and then cleared without a step."""

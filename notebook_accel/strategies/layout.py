@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from notebook_accel.errors import ConfigError
+from notebook_accel.config.wishes import check_fills
 from notebook_accel.ranks.world import World, when_left
 
 
@@ -25,18 +26,14 @@ def mesh_of(world: World, replicas: int = 1, tp: int = 1, pp: int = 1) -> Device
     Errors: ConfigError where the axes do not multiply to the world.
     """
     known = replicas * tp * pp
-    if world.size % known:
-        asked = [f"replicas={replicas}"] * (replicas > 1) + [f"tensor parallel size={tp}"] * (
-            tp > 1
-        )
-        raise ConfigError(
-            f"{' x '.join(asked)} in a world of {world.size} ranks",
-            f"groups of {known} ranks do not fill it",
-            f"launch a multiple of {known} processes, or ask for divisors of {world.size}",
-        )
+    check_fills(_named({"replicas": replicas, "tensor parallel size": tp}), known, world.size)
     axes = {"dp_replicate": replicas, "dp_shard": world.size // known, "tp": tp, "pp": pp}
     kept = {name: size for name, size in axes.items() if size > 1 or name == "dp_shard"}
     return _mesh(world, tuple(kept.items()), id(dist.group.WORLD))
+
+
+def _named(sizes: Mapping[str, int]) -> str:
+    return " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
 
 def mesh_of_stages(world: World, replicas: int, pp: int, tp: int = 1) -> DeviceMesh:
@@ -50,13 +47,7 @@ def mesh_of_stages(world: World, replicas: int, pp: int, tp: int = 1) -> DeviceM
     """
     known = {"replicas": replicas, "pipeline ranks": pp, "tensor parallel size": tp}
     group = math.prod(known.values())
-    if world.size % group:
-        asked = " x ".join(f"{name}={size}" for name, size in known.items() if size > 1)
-        raise ConfigError(
-            f"{asked} in a world of {world.size} ranks",
-            f"groups of {group} ranks do not fill it",
-            f"launch a multiple of {group} processes, or ask for divisors of {world.size}",
-        )
+    check_fills(_named(known), group, world.size)
     return _mesh_of_stages(world, (replicas, world.size // group, pp, tp), id(dist.group.WORLD))
 
 

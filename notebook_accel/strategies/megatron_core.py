@@ -34,6 +34,8 @@ from notebook_accel.strategies.precision import Precision
 class CoreEngine(DDPEngine):
     """Data parallelism around layers that megatron-core divides over ``tp_degree`` ranks."""
 
+    overflows_apart = True
+
     def __init__(self, wish: Megatron, world: World, precision: Precision) -> None:
         super().__init__(DDP(), world, precision)
         size = wish.tp_degree
@@ -100,13 +102,6 @@ class CoreEngine(DDPEngine):
         norm = self.grad_norm(listed, norm_type)
         torch.nn.utils.clip_grads_with_norm_(listed, max_norm, norm)
         return norm
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Remove the loss scale; an overflow on any rank is one on all."""
-        super().unscale(optimizer)
-        if self.precision.scaler is not None:
-            found = self.precision.scaler.overflow(optimizer, self.world.device)
-            watch.all_reduce(found, dist.ReduceOp.MAX)
 
     # ── states ────────────────────────────────────────────────────────────────────────────────
 

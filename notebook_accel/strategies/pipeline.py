@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from notebook_accel.config.wishes import Pipeline
+from notebook_accel.config.wishes import Pipeline, check_fills
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events.pulse import BACKWARD, FORWARD
 from notebook_accel.ranks import watch
@@ -38,6 +38,7 @@ class PipelineEngine(Engine):
     """Stages by torch's ``pipeline`` and its schedules; copies of the pipeline read other data."""
 
     wish: Pipeline
+    overflows_apart = True
 
     def __init__(self, wish: Pipeline, world: World, precision: Precision) -> None:
         super().__init__(wish, world, precision)
@@ -48,12 +49,7 @@ class PipelineEngine(Engine):
                 "write mixed_precision='bf16', or strategy=FSDP()",
             )
         together = wish.num_ranks * (1 if wish.tensor is None else wish.tensor.size)
-        if world.size % together:
-            raise ConfigError(
-                f"Pipeline(stages={wish.stages}) in a world of {world.size} ranks",
-                f"groups of {together} ranks do not fill it",
-                f"launch a multiple of {together} processes, or ask for a divisor of {world.size}",
-            )
+        check_fills(f"Pipeline(stages={wish.stages})", together, world.size)
         mesh = mesh_of_stages(
             world, _copies(wish, world), wish.num_ranks, together // wish.num_ranks
         )
@@ -269,13 +265,6 @@ class PipelineEngine(Engine):
     def current(self, parameters: Iterable[Tensor]) -> list[Tensor]:
         """Give the parameters that are trained now in place of those a model had before."""
         return [self._moved[id(one)][1] if id(one) in self._moved else one for one in parameters]
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Remove the loss scale; an overflow on any rank is one on all."""
-        super().unscale(optimizer)
-        if self.precision.scaler is not None:
-            found = self.precision.scaler.overflow(optimizer, self.world.device)
-            watch.all_reduce(found, dist.ReduceOp.MAX)
 
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together, those of other stages too.

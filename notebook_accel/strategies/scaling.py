@@ -41,15 +41,8 @@ class LossScaler(torch.amp.GradScaler):
         self._done.add(id(optimizer))
         return result
 
-    def overflows(self, optimizer: Optimizer) -> list[torch.Tensor]:
-        """Give what ``unscale_`` found on each device: above zero is an overflow."""
-        found: dict[Any, torch.Tensor] = self._per_optimizer_states[id(optimizer)][
-            "found_inf_per_device"
-        ]
-        return list(found.values())
-
     def overflow(self, optimizer: Optimizer, device: torch.device) -> torch.Tensor:
-        """Give the one thing that ``unscale_`` found; what is written there, it found.
+        """Give what ``unscale_`` found, above zero an overflow; what is written there, it found.
 
         An optimizer none of whose parameters had gradients found nothing.
         """

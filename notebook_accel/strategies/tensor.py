@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
@@ -46,6 +45,8 @@ _DIVIDED = {ColwiseParallel: 0, RowwiseParallel: 1}  # dimension of a linear lay
 
 class TensorEngine(FSDPEngine):
     """Tensor parallelism by torch's ``parallelize_module``, with FSDP among the readers of data."""
+
+    overflows_apart = True
 
     def __init__(self, wish: TensorParallel, world: World, precision: Precision) -> None:
         # torch warns, at each pass, of views that nobody changes in place.
@@ -96,13 +97,6 @@ class TensorEngine(FSDPEngine):
         """Say what became of ``model``."""
         divided = f"layers divided over {self._tensor.size} ranks"
         return f"{divided}; {super().describe(model)}" if self._cuts_parameters() else divided
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Remove the loss scale; an overflow on any rank is one on all."""
-        super().unscale(optimizer)
-        if self.precision.scaler is not None:
-            for found in self.precision.scaler.overflows(optimizer):
-                dist.all_reduce(found, dist.ReduceOp.MAX)
 
 
 def step_one_by_one(optimizer: Optimizer) -> None:
