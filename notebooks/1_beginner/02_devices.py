@@ -131,8 +131,6 @@ axes.set_title("Large tables take longer")
 axes.legend([f"{cpu_device} (first launch)", f"{best_device} (second launch)"])
 plt.show()
 
-assert cpu_seconds[-1] > cpu_seconds[0], "A table with 256 times the numbers takes longer."
-
 # %% [markdown]
 # A typical GPU needs about a hundredth of a millisecond to *start* anything. A small table is done on
 # the CPU by then. For the large table a GPU is ten to a hundred times faster than a CPU. So:
