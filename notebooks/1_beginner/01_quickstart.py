@@ -25,17 +25,36 @@
 # to run.
 
 # %% [markdown]
-# On Colab, Kaggle and the like the toolkit is not there yet. This cell installs it, and does nothing
-# where it is.
+# On Colab, Kaggle and the like the toolkit is not there yet. This cell installs it: from its
+# wheel, a file that you bring, else from the address in `SOURCE`. Where the toolkit is, the cell does
+# nothing.
 
 # %%
 import importlib.util
+import os
 import subprocess
 import sys
+from glob import glob
 
-SOURCE = "notebook-accel"  # or "git+https://..." with the address of the repository
+SOURCE = None
 if importlib.util.find_spec("notebook_accel") is None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", SOURCE], check=True)
+    places = ".", "/content", "/kaggle/input/**"
+    wheels = [w for p in places for w in glob(f"{p}/notebook_accel-*.whl", recursive=True)]
+    source = max(wheels, key=os.path.getmtime, default=SOURCE)
+    if source is None:
+        raise ModuleNotFoundError(
+            "notebook_accel is not installed, and no notebook_accel-*.whl lies beside this page\n"
+            "  why: the project has no public address yet, so nothing can be downloaded\n"
+            "  do:  `pip install .` in a copy of the repository; or `make wheel` there, and bring\n"
+            "       dist/*.whl here (Colab: files panel; Kaggle: a dataset). Run this cell again"
+        )
+    pip = [sys.executable, "-m", "pip", "install", "-q", source]
+    done = subprocess.run(pip, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RuntimeError(
+            f"pip could not install {source}\n  why: {done.stderr.strip()}\n"
+            "  do:  let this session use the internet (Kaggle: Settings), and run this cell again"
+        )
 
 # %% [markdown]
 # ## 1. The pictures
