@@ -54,7 +54,7 @@ def merge(
             folder = target if index == 0 else target / f"model_{index}"
             weights.export(tensors, folder, max_shard_size or _WHOLE, safe)
             file = folder
-        num_bytes = sum(one.numel() * one.element_size() for one in tensors.values())
+        num_bytes = sum(map(weights.size_of, tensors.values()))
         written.append({"path": str(file), "tensors": len(tensors), "bytes": num_bytes})
     if remove:
         shutil.rmtree(source)
@@ -82,7 +82,7 @@ def models(folder: Path) -> Iterator[Mapping[str, Any]]:
             "its pieces are put together by a script that DeepSpeed leaves beside them",
             f"run: python {folder}/zero_to_fp32.py {folder} OUTPUT",
         )
-    yield weights._read_folder(folder)
+    yield weights.read_folder(folder)
     index = 1
     while any((folder / weights.file_name(safe, index)).exists() for safe in (True, False)):
         yield Checkpoint(folder).model(index)

@@ -26,8 +26,10 @@ from notebook_accel.checkpoint import manifest
 from notebook_accel.checkpoint.manifest import in_one_step
 from notebook_accel.checkpoint.names import identity, load_plain
 from notebook_accel.checkpoint.pickled import load_pickled
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import CheckpointError, ConfigError
 from notebook_accel.events import tasks
+from notebook_accel.ranks.collectives import bytes_of
 
 SAFE, UNSAFE = "model", "pytorch_model"
 SAFE_END, UNSAFE_END = ".safetensors", ".bin"
@@ -164,7 +166,7 @@ def load_weights(
         return load_plain(model, source, strict)
     path = Path(source)
     with tasks.task("loading weights"):
-        return load_plain(model, _read_folder(path) if path.is_dir() else read(path), strict)
+        return load_plain(model, read_folder(path) if path.is_dir() else read(path), strict)
 
 
 def num_bytes(size: int | str) -> int:
@@ -200,8 +202,7 @@ def _write_safetensors(state: Mapping[str, Any], path: Path, wrote: Callable[[in
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in state.values():  # one at a time: a GPU's tensors pass through here too
-            flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
-            wrote(file.write(memoryview(flat.numpy())))
+            wrote(file.write(bytes_of(tensor)))
 
 
 def _is_plain(value: Any) -> bool:
@@ -212,7 +213,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _not_safe(name: str, value: Any) -> CheckpointError:
-    what = f"a {type(value).__name__}"
+    what = kind_of(value)
     if isinstance(value, Tensor):
         what = f"a {value.dtype} tensor ({value.layout})"
     if isinstance(value, Tensor) and value.is_meta:
@@ -247,7 +248,11 @@ def _shards(state: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
     return shards
 
 
-def _read_folder(folder: Path) -> dict[str, Any]:
+def read_folder(folder: Path) -> dict[str, Any]:
+    """Read the weights of one model in a folder, whoever wrote it: a file, or all of an index.
+
+    Errors: CheckpointError for a folder without weights.
+    """
     for stem, end in ((SAFE, SAFE_END), (UNSAFE, UNSAFE_END)):
         index = folder / f"{stem}{end}{INDEX_END}"
         if index.exists():

@@ -22,7 +22,7 @@ from notebook_accel.data.shard import Share
 from notebook_accel.data.stream import Dealt
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks import watch
-from notebook_accel.ranks.collectives import all_objects
+from notebook_accel.ranks.collectives import all_objects, bytes_of
 from notebook_accel.ranks.world import World
 
 _HEAD = struct.Struct("qq")  # bytes that the largest parcel needs, bytes of this one
@@ -158,8 +158,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor or obj.layout is not torch.strided or obj.is_quantized:
             return NotImplemented
-        flat = obj.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        content = pickle.PickleBuffer(flat.numpy()) if flat.numel() else b""  # type: ignore[arg-type]
+        content = pickle.PickleBuffer(bytes_of(obj)) if obj.numel() else b""
         return _tensor, (content, obj.dtype, obj.shape)
 
 

@@ -14,7 +14,7 @@ from notebook_accel.data.loader import Pass, Passes
 from notebook_accel.data.shard import WHOLE, Share
 from notebook_accel.events import rails
 from notebook_accel.events.lines import persons_frame
-from notebook_accel.ranks.collectives import all_objects, gather_rows, map_tree
+from notebook_accel.ranks.collectives import all_objects, gather_rows, map_tree, tensors_of
 from notebook_accel.ranks.parcel import gather_tensors
 from notebook_accel.ranks.world import World
 
@@ -111,7 +111,7 @@ def _share_of(tree: Any, passes: Passes) -> Share | None:
         return None
     current = passes.active[-1]
     if len(passes.active) > 1:
-        given, rows = _tensors(tree), num_rows(tree)
+        given, rows = tensors_of(tree), num_rows(tree)
         newest_first = passes.active[::-1]
         owners = [one for one in newest_first if _holds(one, given)]
         alike = [one for one in newest_first if num_rows(one.batch) == rows]
@@ -124,27 +124,20 @@ def _warn_of_the_end(tree: Any, passes: Passes) -> None:
     ended = passes.ended
     if ended is None or not ended.repeated or ended.num_batches < 2:
         return
-    if all(tensor.dim() == 0 or tensor.shape[0] != ended.rows for tensor in _tensors(tree)):
+    if all(tensor.dim() == 0 or tensor.shape[0] != ended.rows for tensor in tensors_of(tree)):
         return
-    person = persons_frame(sys._getframe(1))
     rails.warn(
         "late-gather",
         f"gather_for_metrics got {ended.rows} rows after the loop: all that this rank read",
         "samples that were repeated to make ranks even can be told only batch by batch; they are "
         "still in the result, and the order of samples is not the dataset's",
         "gather each batch inside the loop, and concatenate what comes back",
-        *(("", 0) if person is None else (person.f_code.co_filename, person.f_lineno)),
+        *rails.line_of(persons_frame(sys._getframe(1))),
     )
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tree(lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None, tree)
-    return found
-
-
 def _holds(one: Pass, tensors: list[Tensor]) -> bool:
-    own = {tensor.data_ptr() for tensor in _tensors(one.batch)}
+    own = {tensor.data_ptr() for tensor in tensors_of(one.batch)}
     return any(tensor.data_ptr() in own for tensor in tensors)
 
 

@@ -15,8 +15,7 @@ from notebook_accel.config.loading import DataLoaderConfiguration, checked_rng_t
 from notebook_accel.data.loader import PreparedLoader
 from notebook_accel.data.prepare import prepare_loader
 from notebook_accel.data.skip import skip_first_batches
-from notebook_accel.ranks.collectives import broadcast
-from notebook_accel.ranks.seeding import share_rng_states
+from notebook_accel.ranks.seeding import share_generator, share_rng_states
 from notebook_accel.ranks.world import World
 
 
@@ -188,8 +187,7 @@ class _Shared:
     def __iter__(self) -> Iterator[Any]:
         share_rng_states(self._kinds, self._world)
         if self._generator is not None:
-            stands = broadcast(self._generator.get_state(), self._world)
-            self._generator.set_state(stands)
+            share_generator(self._generator, self._world)
         return iter(self._batches)
 
     def __len__(self) -> int:

@@ -49,6 +49,19 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return map_tree(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
+def tensors_of(tree: Any) -> list[Tensor]:
+    """List the tensors of ``tree``, in the order in which ``map_tensors`` comes to them."""
+    found: list[Tensor] = []
+    map_tensors(found.append, tree)
+    return found
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Give the bytes of ``tensor``: its own memory, where that is the CPU's and has no gaps."""
+    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
+
+
 def gather(tree: Any, world: World) -> Any:
     """Concatenate every tensor over the ranks along dimension 0, in rank order.
 
@@ -56,9 +69,7 @@ def gather(tree: Any, world: World) -> Any:
     Ranks:  all ranks call it, with equal shapes; all get the whole.
     """
     _check("gather", tree, world)
-    tensors: list[Tensor] = []
-    map_tensors(tensors.append, tree)
-    gathered = iter(gather_tensors(tensors, world))
+    gathered = iter(gather_tensors(tensors_of(tree), world))
     return map_tensors(lambda _: next(gathered), tree)
 
 
@@ -171,9 +182,7 @@ def rank_sizes(size: int, world: World) -> list[int]:
 def _check(operation: str, tree: Any, world: World, free_dim: int | None = None) -> None:
     """Compare what ranks bring, in debug mode."""
     if world.checks:
-        tensors: list[Tensor] = []
-        map_tensors(tensors.append, tree)
-        check_alike(operation, tensors, world.size, free_dim)
+        check_alike(operation, tensors_of(tree), world.size, free_dim)
 
 
 def _grown(tensor: Tensor, dim: int, size: int, fill: int, first: bool) -> Tensor:

@@ -11,10 +11,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from notebook_accel.ranks.collectives import map_tensors
+from notebook_accel.ranks.collectives import tensors_of
 from notebook_accel.ranks.world import World
 
 MAX_TENSORS = 8
@@ -52,11 +51,9 @@ class Comparison:
 
 def fingerprint(tree: Any) -> int | None:
     """A number for the first tensors of ``tree``; None for none, or for those that say nothing."""
-    found: list[Tensor] = []
-    map_tensors(found.append, tree)
     heads = [
         one.detach().reshape(-1)[:MAX_ELEMENTS].to("cpu", torch.float64)
-        for one in found[:MAX_TENSORS]
+        for one in tensors_of(tree)[:MAX_TENSORS]
         if one.device.type != "meta"
     ]
     flat = torch.cat(heads) if heads else torch.empty(0)

@@ -42,6 +42,14 @@ def draw_shared_seed(world: World) -> int:
     return int(broadcast(number, world).item())
 
 
+def share_generator(generator: torch.Generator, world: World) -> None:
+    """Set this rank's ``generator`` to where rank 0's stands.
+
+    Ranks: all ranks call it.
+    """
+    generator.set_state(broadcast(generator.get_state(), world))
+
+
 def share_rng_states(kinds: Iterable[RNGType], world: World) -> None:
     """Set this rank's global generators to where rank 0's stand: torch's, or its device's.
 
@@ -49,7 +57,7 @@ def share_rng_states(kinds: Iterable[RNGType], world: World) -> None:
     """
     for kind in kinds:
         if kind == RNGType.TORCH:
-            torch.set_rng_state(broadcast(torch.get_rng_state(), world))
+            share_generator(torch.default_generator, world)
         elif kind.value == world.device.type:
             module = torch.get_device_module(world.device)
             state = module.get_rng_state(world.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from notebook_accel.config.kinds import RNGType
 from notebook_accel.config.wishes import choose
-from notebook_accel.ranks import collectives, watch
+from notebook_accel.ranks import collectives, seeding, watch
 from notebook_accel.runtime.faces import PartialState
 
 
@@ -103,15 +103,11 @@ def synchronize_rng_state(
     Ranks: all ranks call it.
     """
     world = PartialState()._world
-    if rng_type == RNGType.TORCH:
-        torch.set_rng_state(collectives.broadcast(torch.get_rng_state(), world))
-    elif rng_type == RNGType.GENERATOR:
+    if rng_type == RNGType.GENERATOR:
         if generator is not None:
-            generator.set_state(collectives.broadcast(generator.get_state(), world))
-    elif rng_type is not None and rng_type.value == world.device.type:
-        module = torch.get_device_module(world.device)
-        state = module.get_rng_state(world.device)
-        module.set_rng_state(collectives.broadcast(state, world), world.device)
+            seeding.share_generator(generator, world)
+    elif rng_type is not None:
+        seeding.share_rng_states([rng_type], world)
 
 
 def wait_for_everyone() -> None:

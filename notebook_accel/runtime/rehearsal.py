@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from notebook_accel.config.guards import wanted
 from notebook_accel.events import context, rails
 from notebook_accel.events.lines import ours_between, persons_frame
-from notebook_accel.ranks.collectives import map_tensors
+from notebook_accel.ranks.collectives import tensors_of
 from notebook_accel.ranks.hooks import Hook
 from notebook_accel.ranks.sameness import Comparison, fingerprint
 from notebook_accel.ranks.world import World
@@ -250,9 +250,8 @@ def watch_batches(model: nn.Module, world: World) -> None:
         left[0] -= 1
         if left[0] == 0:
             handle.remove()
-        found: set[torch.device] = set()
-        map_tensors(lambda one: found.add(one.device), [args, kwargs])
-        wrong = misplaced({one for one in found if one.type != "cpu"}, world.device)
+        found = {one.device for one in tensors_of([args, kwargs]) if not one.is_cpu}
+        wrong = misplaced(found, world.device)
         if wrong is not None:
             rails.warn(
                 "device",

@@ -38,7 +38,7 @@ def held(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Held:
         sum(map(_here, buffers)),
         sum(_here(one.grad) for one in parameters if one.grad is not None),
         sum(map(_here, states)),
-        sum(one.numel() * one.element_size() for one in parameters),
+        sum(one.nbytes for one in parameters),
     )
 
 

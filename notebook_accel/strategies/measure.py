@@ -60,7 +60,7 @@ def measure(
     return Sizes(
         type(model).__name__,
         tuple(weights),
-        sum(one.numel() * one.element_size() for one in model.buffers()),
+        sum(one.nbytes for one in model.buffers()),
         kept,
         why,
         _largest(model),
@@ -149,9 +149,7 @@ def _weights(
 
 def _largest(model: nn.Module) -> tuple[str, int]:
     sizes = {
-        name or type(module).__name__: sum(
-            one.numel() * one.element_size() for one in module.parameters(recurse=False)
-        )
+        name or type(module).__name__: sum(one.nbytes for one in module.parameters(recurse=False))
         for name, module in model.named_modules()
     }
     name = max(sizes, key=lambda key: sizes[key])

@@ -85,7 +85,7 @@ class MixedForward:
         """Run the forward in the compute dtype."""
         with self.precision.autocast():
             outputs = self.forward(*args, **kwargs)
-            return map_tensors(_full, outputs) if self.upcasts else outputs
+            return map_tensors(half_to_full, outputs) if self.upcasts else outputs
 
     def __reduce__(self) -> Any:
         return getattr, (self.forward.__self__, "forward")
@@ -121,5 +121,6 @@ def upcast_outputs(model: nn.Module, upcast: bool) -> None:
         forward.upcasts = upcast
 
 
-def _full(tensor: Tensor) -> Tensor:
+def half_to_full(tensor: Tensor) -> Tensor:
+    """Give a half-precision tensor in float32, any other as it is."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from notebook_accel.errors import ConfigError, Explained, RuntimeMisuse
-from notebook_accel.ranks.collectives import map_tensors, map_tree
+from notebook_accel.ranks.collectives import map_tensors, tensors_of
 from notebook_accel.strategies.precision import MixedForward, Precision
 from notebook_accel.strategies.sequence_attention import attending, summed
 from notebook_accel.strategies.sequence_parts import IGNORED, Group, shifted
@@ -108,7 +108,7 @@ class SequenceForward(MixedForward):
         """Give the arguments that tell of the whole sequence what would be told of a part."""
         told: dict[str, Any] = {}
         group, model = self.sharing.group, self.forward.__self__
-        device = next(iter(_tensors([args, kwargs]))).device
+        device = tensors_of([args, kwargs])[0].device
         if "position_ids" in self._takes[len(args) :] and kwargs.get("position_ids") is None:
             first = group.rank * length
             told["position_ids"] = torch.arange(first, first + length, device=device)[None]
@@ -152,7 +152,7 @@ class SequenceForward(MixedForward):
         def differs(expected: Any) -> float:
             mine = map_tensors(part, begun)
             found = self._on_parts(num, tuple(mine[0]), mine[1])
-            return _difference(_tensors(expected), _tensors(found), num, group, tolerance)
+            return _difference(tensors_of(expected), tensors_of(found), num, group, tolerance)
 
         whole = self._tried(lambda: self.inside(*begun[0], **begun[1]), num)
         odd = whole and self._tried(lambda: differs(whole[0]), num)
@@ -321,13 +321,7 @@ def _share_loss(outputs: Any, counted: Tensor, length: int, group: Group) -> Non
 
 def _length(tree: Any) -> int | None:
     """How many tokens a batch has: dimension 1 of the first tensor that has one."""
-    return next((one.shape[1] for one in _tensors(tree) if one.dim() > 1), None)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tree(lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None, tree)
-    return found
+    return next((one.shape[1] for one in tensors_of(tree) if one.dim() > 1), None)
 
 
 def _difference(

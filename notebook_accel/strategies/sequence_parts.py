@@ -14,7 +14,7 @@ from torch import Tensor
 
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.ranks import watch
-from notebook_accel.ranks.collectives import map_tensors, map_tree
+from notebook_accel.ranks.collectives import bytes_of, map_tensors, map_tree, tensors_of
 
 IGNORED = -100  # what cross entropy leaves out, and what a label beyond the end is
 
@@ -102,7 +102,7 @@ class Cutter:
         Errors: RuntimeMisuse for batches that differ, and lengths that do not divide.
         """
         batch = self._padded(batch)
-        tensors = [one for one in _tensors(batch) if one.dim() > 1]
+        tensors = [one for one in tensors_of(batch) if one.dim() > 1]
         if not tensors:
             raise RuntimeMisuse(
                 "a batch has no tensor with a dimension 1",
@@ -130,7 +130,7 @@ class Cutter:
         digest = 0
         for one in tensors:
             digest = zlib.crc32(f"{tuple(one.shape)}".encode(), digest)
-            digest = zlib.crc32(_bytes_of(one), digest)
+            digest = zlib.crc32(bytes_of(one), digest)
         if not self._group.all_alike(digest):
             raise RuntimeMisuse(
                 f"the {self._group.size} ranks that share sequences read different batches",
@@ -263,20 +263,9 @@ def _put(tensors: Sequence[Tensor], contents: Sequence[Tensor | None]) -> None:
             one.data = content
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tree(lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None, tree)
-    return found
-
-
 def _with_entries(batch: Mapping[Any, Any], entries: Mapping[Any, Any]) -> Any:
     """Give a copy of ``batch``, of its own type, with ``entries`` in it."""
     copied: Any = map_tree(lambda leaf: leaf, batch)
     for key, value in entries.items():
         copied[key] = value
     return copied
-
-
-def _bytes_of(tensor: Tensor) -> Any:
-    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return flat.numpy().data

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPoli
 from torch.optim import Optimizer
 
 from notebook_accel.errors import ConfigError
-from notebook_accel.ranks.collectives import all_objects
+from notebook_accel.ranks.collectives import all_objects, bytes_of
 from notebook_accel.ranks.shards import is_sharded, part_like, whole
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.ddp import share_state
@@ -59,8 +59,7 @@ def fingerprint(model: nn.Module) -> tuple[bytes, bytes]:
     for name, tensor in state:
         names.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         if not tensor.is_meta and tensor.numel():
-            flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            values.update(flat.numpy().data)
+            values.update(bytes_of(tensor))
     on_meta = any(tensor.is_meta for _, tensor in state)
     return names.digest(), META if on_meta else values.digest()
 

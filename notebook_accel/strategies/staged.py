@@ -14,11 +14,16 @@ from torch.utils.checkpoint import checkpoint
 from notebook_accel.config.wishes import Pipeline
 from notebook_accel.events import tasks
 from notebook_accel.ranks import watch
-from notebook_accel.ranks.collectives import map_tensors
+from notebook_accel.ranks.collectives import map_tensors, tensors_of
 from notebook_accel.strategies import stages
 from notebook_accel.strategies.holdings import Holdings
 from notebook_accel.strategies.inside import Divided, running
-from notebook_accel.strategies.precision import MixedForward, Precision, plain_forward
+from notebook_accel.strategies.precision import (
+    MixedForward,
+    Precision,
+    half_to_full,
+    plain_forward,
+)
 from notebook_accel.strategies.sharding import Moved
 
 
@@ -111,12 +116,11 @@ class Staged:
     def _schedule(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], num_parts: int, trains: bool
     ) -> tuple[Any, Any]:
-        shapes: list[Any] = []
-        map_tensors(lambda one: shapes.append((tuple(one.shape), one.dtype)), [args, kwargs])
+        shapes = tuple((tuple(one.shape), one.dtype) for one in tensors_of([args, kwargs]))
         model = self._model
         modes = tuple(one.training for one in model.modules())
         frozen = tuple(one.requires_grad for one in model.parameters())
-        key = (trains, modes, frozen, num_parts, tuple(shapes), tuple(kwargs))
+        key = (trains, modes, frozen, num_parts, shapes, tuple(kwargs))
         if key not in self._schedules:
             with tasks.task(f"cutting {type(model).__name__} into stages"):
                 self._schedules[key] = self._new_schedule(args, kwargs, num_parts, trains)
@@ -179,7 +183,5 @@ class Staged:
 
     def _arrive(self, tensor: Tensor) -> Tensor:
         forward = vars(self._model).get("forward")
-        is_half = tensor.dtype in (torch.float16, torch.bfloat16)
-        upcasts = isinstance(forward, MixedForward) and forward.upcasts
-        full = tensor.float() if is_half and upcasts and self._precision.dtype else tensor
-        return full.to(self._device)
+        upcasts = isinstance(forward, MixedForward) and forward.upcasts and self._precision.dtype
+        return (half_to_full(tensor) if upcasts else tensor).to(self._device)

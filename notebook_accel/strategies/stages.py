@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from notebook_accel.config.budget import first_blocks
 from notebook_accel.errors import ConfigError
-from notebook_accel.ranks.collectives import map_tensors
+from notebook_accel.ranks.collectives import map_tensors, tensors_of
 from notebook_accel.strategies.blocks import find_blocks
+from notebook_accel.strategies.precision import half_to_full
 
 _MARKS = ("forward", "_orig_forward")  # what torch leaves in a module that begins a stage
 _REPEATED = r"@\d+"  # what torch puts into the name of a module that is called again
@@ -80,15 +81,14 @@ def num_microbatches(num_rows: int, wanted: int, num_ranks: int = 1) -> int:
 
 def num_rows(tree: Any) -> int:
     """How many rows the tensors of ``tree`` have."""
-    found: list[int] = []
-    map_tensors(lambda one: found.append(one.shape[0]) if one.dim() else None, tree)
-    if len(set(found)) != 1:
+    found = {one.shape[0] for one in tensors_of(tree) if one.dim()}
+    if len(found) != 1:
         raise ConfigError(
-            f"a batch for a pipeline has tensors of {sorted(set(found)) or 'no'} rows",
+            f"a batch for a pipeline has tensors of {sorted(found) or 'no'} rows",
             "it is cut along the first dimension, the same way for all of its tensors",
             "give batches of tensors whose first dimension is the sample",
         )
-    return found[0]
+    return found.pop()
 
 
 def cut(
@@ -214,7 +214,7 @@ class MeanLoss:
         targets = map_tensors(
             lambda one: one[first : last + 1] if one.dim() else one, self._targets
         )
-        loss = self._function(map_tensors(_full, outputs), targets)
+        loss = self._function(map_tensors(half_to_full, outputs), targets)
         self._seen.append(loss.detach().float())
         return loss * self._weight
 
@@ -223,10 +223,6 @@ class MeanLoss:
         mean = torch.stack(self._seen).mean()
         self.begin(self._function, None, 1.0)
         return mean
-
-
-def _full(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _first_line(error: BaseException) -> str:

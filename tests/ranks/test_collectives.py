@@ -35,6 +35,24 @@ def test_containers_keep_their_types() -> None:
     assert tree.y["a"][0].item() == 0
 
 
+def test_the_tensors_of_a_tree_come_in_its_order() -> None:
+    one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
+    tree = Pair([one, "text"], {"b": (two, None), "a": three})
+    assert [id(found) for found in collectives.tensors_of(tree)] == [id(one), id(two), id(three)]
+    assert tree.x == [one, "text"]
+    assert collectives.tensors_of("text") == []
+
+
+def test_the_bytes_of_a_tensor_are_its_own_memory_or_a_copy_without_gaps() -> None:
+    own = torch.arange(6, dtype=torch.int16).view(2, 3)
+    seen = collectives.bytes_of(own)
+    own[0, 0] = 7
+    assert bytes(seen) == bytes([7, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0])
+    assert bytes(collectives.bytes_of(own.T)) == bytes([7, 0, 3, 0, 1, 0, 4, 0, 2, 0, 5, 0])
+    assert collectives.bytes_of(torch.tensor(1.0, dtype=torch.bfloat16)).nbytes == 2
+    assert collectives.bytes_of(torch.empty(0, 3, requires_grad=True)).nbytes == 0
+
+
 def test_reducing_does_not_touch_its_input() -> None:
     given = torch.ones(2)
     result = collectives.reduce(given, ALONE)
