@@ -23,6 +23,7 @@ from notebook_accel.config.documents import entries
 from notebook_accel.config.options import add_options, chosen
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.settings import SECTIONS, SETTINGS
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.machine import read_machine
 
@@ -63,7 +64,7 @@ def ask(options: argparse.Namespace) -> int:
     given = chosen(options)
     if given:
         _keep(path)
-        return _write(RunConfig(**given), path, options)
+        return _write(RunConfig.of(given), path, options)
     machine, put = read_machine(), asker()
     answers = _before(path, _named(options) is None)
     while True:
@@ -83,14 +84,14 @@ def default(options: argparse.Namespace) -> int:
         print(f"{_short(path)} is there already and stays as it is")
         return 0
     _keep(path)
-    return _write(RunConfig(**{**detected(read_machine()), **chosen(options)}), path, options)
+    return _write(resolve(detected(read_machine()), {}, options=chosen(options)), path, options)
 
 
 def show(options: argparse.Namespace) -> int:
     """Print each value and where it came from: option > environment > file > default."""
     path = store.named_or_default(_named(options))
     file = store.read(path) if path is not None else None
-    config = resolve(chosen(options), file=file)
+    config = resolve({}, file=file, options=chosen(options))
     if options.json:
         names = SETTINGS if options.all else config.given()
         kept = {name: {"value": _bare(config, name), "from": config.source(name)} for name in names}
@@ -114,7 +115,7 @@ def update(options: argparse.Namespace) -> int:
             "update changes a file that is there",
             "write one first: notebook-accel config, or notebook-accel config default",
         )
-    config = resolve(chosen(options), {}, store.read(path))
+    config = resolve({}, {}, store.read(path), options=chosen(options))
     options.accelerate = getattr(options, "accelerate", False) or _is_accelerates(path)
     return _write(config, path, options)
 
@@ -136,10 +137,10 @@ def validate(options: argparse.Namespace) -> int:
         print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
     if wrong:
         raise wrong[-1]
-    config = resolve(chosen(options), {}, store.read(path))
+    config = resolve({}, {}, store.read(path), options=chosen(options))
     number = config.num_local_processes  # raises where ranks and machines do not divide
     count = len(config.given())
-    print(f"{_short(path)} is valid: {count} setting{'s' if count != 1 else ''}")
+    print(f"{_short(path)} is valid: {counted(count, 'setting')}")
     print(f"  processes on each machine: {number or 'one per accelerator'}")
     _tell_coming(config)
     return 0

@@ -11,6 +11,7 @@ from notebook_accel.cli.child import call
 from notebook_accel.cli.parsing import count
 from notebook_accel.config.budget import OPTIMIZERS
 from notebook_accel.config.offers import KINDS
+from notebook_accel.config.words import counted
 from notebook_accel.launch.devices import accelerators
 
 # Bytes of a parameter stored as this.
@@ -105,7 +106,7 @@ def table(found: dict[str, Any], precision: str, optimizer: str) -> str:
     for ranks, rows in found["training"].items():
         if not rows:  # the strategy that was named is not for so many
             continue
-        many = f"{ranks} process{'es' if ranks != '1' else ''}"
+        many = counted(int(ranks), "process", "processes")
         lines += ["", f"{many:<18}{head}"]
         for row in rows:
             unknown = {}

@@ -14,6 +14,7 @@ from typing import Any
 from notebook_accel.cli.parsing import count
 from notebook_accel.config import store
 from notebook_accel.config.resolve import RunConfig, resolve
+from notebook_accel.config.words import counted
 from notebook_accel.errors import LaunchError
 from notebook_accel.launch.devices import accelerators, usable_cores
 from notebook_accel.launch.doctor import BAD, GOOD, Finding
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if crowd is not None:
         raise crowd
     where = f"settings of {path}" if path is not None else "no configuration file"
-    print(f"testing {ranks} process{'es' if ranks > 1 else ''} on this machine ({where})\n")
+    print(f"testing {counted(ranks, 'process', 'processes')} on this machine ({where})\n")
     words = [*(["--config_file", str(path)] if path else []), *(["--cpu"] if options.cpu else [])]
     wrong = 0
     for finding in findings(ranks, words, options.timeout_s):

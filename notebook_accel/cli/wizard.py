@@ -16,6 +16,7 @@ from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.sources import ARGUMENT
 from notebook_accel.config.values import read
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.precisions import preselected, standing
@@ -221,7 +222,7 @@ def _label(one: Setting, value: Any, answers: Answers, machine: Machine) -> str:
 
 def _hardware(kind: str, machine: Machine) -> str:
     if kind == "cpu":
-        return f"{machine.num_cores} core{'s' if machine.num_cores > 1 else ''} here"
+        return f"{counted(machine.num_cores, 'core')} here"
     if kind == "auto":
         return "decided at each launch"
     names = [one.name for one in machine.of_kind(kind)]

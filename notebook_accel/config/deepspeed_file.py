@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError
 
 AUTO = "auto"
@@ -103,7 +104,7 @@ def read_own(given: Any) -> dict[str, Any]:
         text = path.read_text() if is_file else _decoded(os.fspath(given))
         return _parsed(text, str(path) if is_file else "hf_ds_config")
     raise ConfigError(
-        f"hf_ds_config is a {type(given).__name__}",
+        f"hf_ds_config is {kind_of(given)}",
         "DeepSpeed's configuration is JSON",
         'write hf_ds_config="ds_config.json", or the same as a dict',
     )
@@ -132,7 +133,7 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise ConfigError(
-            f"{name} holds a {type(found).__name__}",
+            f"{name} holds {kind_of(found)}",
             "DeepSpeed's configuration is a JSON object of sections",
             'write {"zero_optimization": {"stage": 2}}',
         )

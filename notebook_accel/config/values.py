@@ -16,6 +16,7 @@ from typing import Any
 from notebook_accel.config.booleans import NO, YES
 from notebook_accel.config.catalogue.setting import Setting
 from notebook_accel.config.sources import ARGUMENT, Source
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError
 
 _NAMES_OF_GPUS = ("GPU-", "MIG-")
@@ -187,7 +188,7 @@ def _wrong_kind(one: Setting, value: Any, source: Source) -> ConfigError:
         "dict": "a table of names and values",
     }[one.kind]
     if source is ARGUMENT:
-        is_what = f"is {_a(type(value).__name__)}"
+        is_what = f"is {kind_of(value)}"
         kind += " or None" if one.optional else ""
     else:
         is_what = f"is not {kind}"
@@ -277,7 +278,3 @@ def _device(raw: Any) -> Any:
     if word.upper().startswith(_NAMES_OF_GPUS):
         return word
     return None if word.lower() == "all" else word.lower()
-
-
-def _a(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

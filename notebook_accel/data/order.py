@@ -21,6 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from notebook_accel.config.words import kind_of
 from notebook_accel.data.randomness import restore, snapshot
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks import watch
@@ -133,7 +134,7 @@ class AgreedOrder(Sampler[Any]):
         codes = rank_sizes(zlib.crc32(repr(head).encode()), self._world)
         if len(set(codes)) > 1:
             raise RuntimeMisuse(
-                f"a {type(self.sampler).__name__} without len() gives ranks unlike orders",
+                f"{kind_of(self.sampler)} without len() gives ranks unlike orders",
                 "each rank keeps its part of one order; a sampler that may not end cannot be asked "
                 "on rank 0 for all",
                 "seed what it draws from alike on all ranks (set_seed), or give it a __len__",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import Any
 
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 
 Batch = list[Any]
@@ -239,7 +240,7 @@ class NotASequence(RuntimeMisuse, TypeError):
 def _length(inputs: Any) -> int:
     if not (hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__")):
         raise NotASequence(
-            f"split_between_processes got a {type(inputs).__name__}",
+            f"split_between_processes got {kind_of(inputs)}",
             "each rank takes a slice, which needs a length and an order",
             "give a list, tuple, range, tensor, array, or a dict of those: list(...) makes one",
         )

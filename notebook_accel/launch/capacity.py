@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from notebook_accel.config.schema import check_choice
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
@@ -55,7 +56,7 @@ class Capacity:
         names = list(dict.fromkeys(one.name for one in self.devices))
         if self.shares_host:
             ranks = len(self.devices)
-            return f"{ranks} rank{'s' if ranks > 1 else ''} on the CPU"
+            return f"{counted(ranks, 'rank')} on the CPU"
         name = " and ".join(names)
         return name if len(self.devices) == 1 else f"{len(self.devices)} x {name}"
 

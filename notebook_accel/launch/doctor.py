@@ -21,6 +21,7 @@ from typing import Any
 from notebook_accel.config import schema
 from notebook_accel.config.installed import version_of
 from notebook_accel.config.placement import DEFAULT_PORT
+from notebook_accel.config.words import counted, size
 from notebook_accel.events.lines import ipython
 from notebook_accel.launch import devices, openers, start
 from notebook_accel.launch.trial import Trial, too_many, try_ranks
@@ -62,7 +63,7 @@ class Diagnosis:
         return not any(finding.level == BAD for finding in self.findings)
 
     def __repr__(self) -> str:
-        many = f"{self.num_processes} process{'es' if self.num_processes > 1 else ''}"
+        many = counted(self.num_processes, "process", "processes")
         verdict = "can train here" if self.healthy else "cannot train here as things are"
         return "\n".join([f"{many} {verdict}", "", *map(str, self.findings)])
 
@@ -254,7 +255,7 @@ def shared_memory(folder: str = "/dev/shm", enough: int = _SHM_BYTES) -> Iterato
     if not os.path.isdir(folder):
         return
     usage = shutil.disk_usage(folder)
-    said = f"{folder} has {_size(usage.free)} free of {_size(usage.total)}"
+    said = f"{folder} has {size(usage.free)} free of {size(usage.total)}"
     if usage.free >= enough:
         yield Finding(GOOD, "memory", said)
         return
@@ -360,7 +361,7 @@ def trial_finding(topic: str, trial: Trial) -> Finding:
 
 
 def _ranks(trial: Trial) -> str:
-    return f"{trial.num_ranks} rank{'s' if trial.num_ranks > 1 else ''} on {trial.devices}"
+    return f"{counted(trial.num_ranks, 'rank')} on {trial.devices}"
 
 
 def _wrapped(head: str, text: str) -> str:
@@ -372,15 +373,6 @@ def _wrapped(head: str, text: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _size(num_bytes: int) -> str:
-    amount = float(num_bytes)
-    for unit in ("bytes", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"
 
 
 def as_data(diagnosis: Diagnosis) -> dict[str, Any]:

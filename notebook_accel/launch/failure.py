@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
+from notebook_accel.config.words import ranks as ranks_words
 from notebook_accel.errors import Explained, RunInterrupted, WorkerFailed, message_of
 from notebook_accel.events.lines import US, cell_number, owner_of, place_of
 from notebook_accel.events.model import Cause, Failed, Frame
@@ -125,7 +126,7 @@ def revive(failed: Failed, exc: BaseException | None, ranks: list[int]) -> BaseE
     if hasattr(exc, "add_note"):  # the traceback itself is the cause's, so that it comes once
         own = users_own(failed.frames)
         where = f", {place(own[-1])}" if own else ""
-        exc.add_note(f"raised in {_who(ranks)}{where}")
+        exc.add_note(f"raised in {ranks_words(ranks)}{where}")
     exc.__cause__ = WorkerTraceback(f"\n{failed.text}")
     _show_in_cells(exc, failed, ranks)
     return exc
@@ -151,19 +152,13 @@ class WorkerTraceback(Exception):
     """The traceback of a worker as text: the ``__cause__`` of what the kernel raises."""
 
 
-def _who(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"{len(ranks)} ranks ({', '.join(map(str, ranks))})"
-
-
 def _show_in_cells(exc: BaseException, failed: Failed, ranks: list[int]) -> None:
     """Give ``exc`` IPython's hook, so that a cell prints the worker's story only."""
     if os.environ.get("NOTEBOOK_ACCEL_TRACE"):
         return
 
     def render() -> list[str]:
-        who = _who(ranks)
+        who = ranks_words(ranks)
         head = f"{failed.type_name} in {who}" + (", the same on each" if len(ranks) > 1 else "")
         message = str(exc) if isinstance(exc, Explained) else failed.message
         lines = []

@@ -8,6 +8,7 @@ loop that looks at its loss, its metrics or its batches would not get far there.
 from __future__ import annotations
 
 from notebook_accel.config.placement import FAKE, Placement
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.plan import LaunchPlan
 
@@ -37,7 +38,7 @@ def plan_fake(device: str, num_processes: int | None, num_nodes: int, num_cores:
         (place,),
         num_cores,
         {},
-        f"{size} fake rank{'s' if size > 1 else ''} (rank {rank} is played on the CPU; fake: "
+        f"{counted(size, 'fake rank')} (rank {rank} is played on the CPU; fake: "
         "numbers mean nothing)",  # wherever the run is named: on the panel, on record, in reports
         (
             "a fake run checks how things are laid out: shards, batches, memory. Losses, metrics "

@@ -132,10 +132,3 @@ class Folder:
             return True
         self._is_skipping.discard(rank)
         return False
-
-
-def ranks_in_words(ranks: list[int]) -> str:
-    """Name ranks in the shortest way: "0-3", "0,2"."""
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ",".join(map(str, ranks))

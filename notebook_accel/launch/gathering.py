@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from notebook_accel.config.words import counted
 from notebook_accel.errors import LaunchError, RunInterrupted, WorkerDied
 from notebook_accel.events.model import Exited, Failed, Metrics, Progress, Returned, Started
 from notebook_accel.launch import frames, likeness
@@ -246,10 +247,9 @@ class Gate:
             print(f"note: {host} was not let in: {why}{more}")
 
     def _too_late(self, inside: list[Companion]) -> LaunchError:
-        wanted = len(self.tokens)
+        wanted = counted(len(self.tokens), "other machine")
         return LaunchError(
-            f"{len(inside)} of {wanted} other machine{'s' if wanted > 1 else ''} joined within "
-            f"{self._invitation.wait_s:g} s",
+            f"{len(inside)} of {wanted} joined within {self._invitation.wait_s:g} s",
             "the run begins when all machines are there; its tokens have expired",
             "run the cell again, then the join line on the other machines; "
             'rdzv_conf={"join_timeout": seconds} waits longer',

@@ -17,6 +17,7 @@ from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.schema import LaunchSettings
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.wishes import Strategy
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.sinks import Sink
@@ -218,7 +219,7 @@ def _say(notes: Sequence[str]) -> None:
 
 
 def _launch_line(placed: LaunchPlan, choice: start.Choice) -> str:
-    threads = f"{placed.num_threads} thread{'s' if placed.num_threads > 1 else ''} each"
+    threads = f"{counted(placed.num_threads, 'thread')} each"
     return f"Launching on {placed.device_words}, {threads}, by {choice.method} ({choice.reason})."
 
 

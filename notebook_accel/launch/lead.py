@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.events.model import Lost
 from notebook_accel.events.sinks import Sink
@@ -113,7 +114,7 @@ def _gather(gate: Gate, port: int, meeting: Meeting, interrupted: Callable[[], b
     count = len(gate.tokens)
     trusted = "" if addresses.is_loopback(meeting.host) else " --trusted-network"
     print(
-        f"Waiting for {count} other machine{'s' if count > 1 else ''}. Run there:\n"
+        f"Waiting for {counted(count, 'other machine')}. Run there:\n"
         f"    notebook-accel join {meeting.host}:{port}{trusted}\n"
         f"It asks for {'a' if count > 1 else 'the'} token, which lets one machine in, once.",
         flush=True,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from notebook_accel.config.placement import FAKE, Placement
 from notebook_accel.config.schema import check_node
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.devices import Device
 
@@ -72,7 +73,7 @@ def plan(
         chosen = []
     used = chosen[:num_ranks]
     if not used and num_ranks > num_cores:
-        cores = f"{num_cores} core{'s' if num_cores > 1 else ''}"
+        cores = counted(num_cores, "core")
         notes.append(f"{num_ranks} ranks share {cores}: they take turns")
     return LaunchPlan(
         _placements(used, num_ranks, node_rank, num_nodes),
@@ -161,8 +162,7 @@ def _too_many(num_ranks: int, chosen: Sequence[Device], devices: Sequence[Device
 def _have(chosen: Sequence[Device]) -> str:
     if not chosen:
         return "no accelerator here"
-    noun = f"{_WORDS[chosen[0].kind]} device"
-    return f"1 {noun} to use" if len(chosen) == 1 else f"{len(chosen)} {noun}s to use"
+    return f"{counted(len(chosen), f'{_WORDS[chosen[0].kind]} device')} to use"
 
 
 def _placements(
@@ -186,6 +186,6 @@ def _placements(
 def _device_words(used: Sequence[Device], num_ranks: int) -> str:
     """Say it as a person would: "2 x Tesla T4", "1 CPU process"."""
     if not used:
-        return f"{num_ranks} CPU process{'es' if num_ranks > 1 else ''}"
+        return counted(num_ranks, "CPU process", "CPU processes")
     names = Counter(one.name for one in used)
     return " + ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())

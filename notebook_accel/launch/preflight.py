@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from notebook_accel.config import schema
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError, LaunchError
 from notebook_accel.events import context
 
@@ -64,7 +65,7 @@ def _check_function(function: Any) -> None:
         )
     if not callable(function):
         raise ConfigError(
-            f"the function to launch is {_a(function)}, which cannot be called",
+            f"the function to launch is {kind_of(function)}, which cannot be called",
             "the launcher calls it in each worker",
             "pass the function first and its arguments in args: notebook_launcher(main, args=(x,))",
         )
@@ -90,13 +91,15 @@ def _check_args(name: str, args: Any) -> None:
         fix = f"write notebook_launcher({name}, args=({shown},)), with the comma"
         if isinstance(args, int) and not isinstance(args, bool):
             fix += f"; or num_processes={args}, if you meant the number of processes"
-    raise ConfigError(f"args is {_a(args)}", "args is a tuple or a list, one item an argument", fix)
+    raise ConfigError(
+        f"args is {kind_of(args)}", "args is a tuple or a list, one item an argument", fix
+    )
 
 
 def _check_kwargs(kwargs: Any) -> None:
     if kwargs is None or (isinstance(kwargs, dict) and all(isinstance(key, str) for key in kwargs)):
         return
-    wrong = "has keys that are not strings" if isinstance(kwargs, dict) else f"is {_a(kwargs)}"
+    wrong = "has keys that are not strings" if isinstance(kwargs, dict) else f"is {kind_of(kwargs)}"
     raise ConfigError(
         f"kwargs {wrong}",
         "kwargs maps argument names to values",
@@ -133,7 +136,7 @@ def _check_env(env: Any) -> None:
         return
     if not isinstance(env, dict):
         raise ConfigError(
-            f"env is {_a(env)}",
+            f"env is {kind_of(env)}",
             "env maps names of environment variables to values",
             'write env={"NAME": "value"}',
         )
@@ -144,8 +147,3 @@ def _check_env(env: Any) -> None:
                 "names and values of environment variables are strings",
                 f'write env={{"{key}": "{value}"}}',
             )
-
-
-def _a(value: object) -> str:
-    noun = type(value).__name__
-    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"

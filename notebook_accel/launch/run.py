@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from notebook_accel.config.placement import torchruns_names
+from notebook_accel.config.words import ranks as ranks_words
 from notebook_accel.errors import LaunchError, RunInterrupted
 from notebook_accel.events import shelf
 from notebook_accel.events.history import History
@@ -347,7 +348,7 @@ def _how_it_stopped(ranks: list[RankState], asked: str, has_models: bool) -> str
     at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     killed = [state.rank for state in ranks if state.we_killed and not state.reported]
     verb = "killed" if asked == "kill" else "stopped"
-    how = f"; ranks {killed} had to be killed" if killed and verb == "stopped" else ""
+    how = f"; {ranks_words(killed)} had to be killed" if killed and verb == "stopped" else ""
     models = ", and in .salvaged the models of rank 0" if has_models else ""
     if 0 in killed:
         models = "; there are no models in .salvaged, for rank 0 was killed"

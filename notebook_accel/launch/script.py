@@ -23,6 +23,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from notebook_accel.config.settings import SETTINGS, by_variable
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError
 from notebook_accel.events.discretion import is_secret
 from notebook_accel.events.records import Record
@@ -231,9 +232,7 @@ class _NoSource(Exception):
 def _kind(value: Any) -> str:
     shape = getattr(value, "shape", None)
     size = f" of shape {tuple(shape)}" if isinstance(shape, tuple) else ""
-    name = type(value).__name__
-    article = "an" if name[:1].lower() in "aeiou" else "a"
-    return f"{article} {name}{size} made in the notebook"
+    return f"{kind_of(value)}{size} made in the notebook"
 
 
 def _refusal(function: str, refused: Mapping[str, str]) -> ConfigError:

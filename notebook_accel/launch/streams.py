@@ -15,9 +15,10 @@ from io import TextIOWrapper
 from string import Template
 from typing import Any
 
+from notebook_accel.config.words import spanned
 from notebook_accel.errors import LaunchError
 from notebook_accel.events.model import Display, Output
-from notebook_accel.launch.folding import Folder, ranks_in_words
+from notebook_accel.launch.folding import Folder
 
 # Marks a line that speaks for the run and gets no tag; never seen by anybody.
 _ANNOUNCED = "\x1e"
@@ -183,7 +184,7 @@ class Console:
             )
         if self._num_ranks == 1:
             return ""
-        return f"[{ranks_in_words([self._first_rank + rank for rank in ranks])}] "
+        return f"[{spanned([self._first_rank + rank for rank in ranks])}] "
 
     def _take(self, texts: list[tuple[str, str]]) -> None:
         for stream, text in texts:

@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from notebook_accel.config.words import counted, ranks
 from notebook_accel.errors import ConfigError, Explained
 from notebook_accel.launch import devices
 from notebook_accel.launch.plan import plan
@@ -48,7 +49,7 @@ def try_ranks(num_ranks: int, device: str = "cpu", start_method: str = "auto") -
         said = f"{type(error).__name__}: {error}"
         return Trial(start_method, placed.device_words, num_ranks, error=said)
     wrong = [rank for rank, value in enumerate(result.values) if value != num_ranks]
-    said = f"ranks {wrong} had another sum than {num_ranks}" if wrong else ""
+    said = f"{ranks(wrong)} had another sum than {num_ranks}" if wrong else ""
     method = attempt.order.choice.method
     return Trial(method, placed.device_words, num_ranks, result.duration_s, said)
 
@@ -58,7 +59,7 @@ def too_many(num_ranks: int, num_cores: int) -> ConfigError | None:
     if num_ranks <= _MOST_A_CORE * num_cores:
         return None
     return ConfigError(
-        f"{num_ranks} processes on {num_cores} core{'s' if num_cores > 1 else ''} are not tried",
+        f"{num_ranks} processes on {counted(num_cores, 'core')} are not tried",
         "each imports torch, which takes some hundred MiB, and they take turns on the cores",
         f"try {_MOST_A_CORE * num_cores} or fewer; a launch starts as many as it is told",
     )

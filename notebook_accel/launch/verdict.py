@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 
+from notebook_accel.config.words import without_numbers
 from notebook_accel.errors import LaunchError, RanksStuck, RunTimeout, WorkerDied
 from notebook_accel.events.model import Failed, signal_name
 from notebook_accel.launch import failure
@@ -79,11 +80,7 @@ def _same(one: Failed | None, other: Failed) -> bool:
         (a.filename, a.lineno) == (b.filename, b.lineno)
         for a, b in zip(one.frames, other.frames, strict=True)
     ]
-    return all(lines) and _without_numbers(one.message) == _without_numbers(other.message)
-
-
-def _without_numbers(text: str) -> str:
-    return re.sub(r"\d+", "#", text)  # "rank 3 ..." and "cuda:1 ..." are the same failure
+    return all(lines) and without_numbers(one.message) == without_numbers(other.message)
 
 
 def _nobodys_own(

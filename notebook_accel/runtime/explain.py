@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from notebook_accel.config.words import counted
 from notebook_accel.data.loader import PreparedLoader
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
@@ -41,7 +42,7 @@ class Explaining:
         engine, wardrobe, steps = self._engine, self._wardrobe, self._clock.num_steps
         ranks, place = self._world.size, self._world.placement
         yield (
-            f"{_count(ranks, 'rank')} on {self._world.device.type}"
+            f"{counted(ranks, 'rank')} on {self._world.device.type}"
             f"{f' ({place.comm})' if ranks > 1 else ''}, strategy {engine.wish.name}, "
             f"mixed precision {engine.precision.name}, accumulation {steps}"
         )
@@ -70,7 +71,7 @@ def _model(model: nn.Module, engine: Engine, done: str) -> str:
     own = engine.unwrap(model)
     total = sum(engine.numel(one) for one in own.parameters())
     trained = sum(engine.numel(one) for one in own.parameters() if one.requires_grad)
-    text = f"{type(uncompiled(own)).__name__}: {_count(total, 'parameter')}"
+    text = f"{type(uncompiled(own)).__name__}: {counted(total, 'parameter')}"
     if trained != total:
         text += f", {trained:,} of them trained"
     if done:
@@ -95,17 +96,19 @@ def _scheduler(scheduler: PreparedScheduler) -> str:
     name = type(scheduler.inner).__name__
     if not scheduler.follows_optimizer:
         return f"{name}: steps whenever it is told to"
-    return f"{name}: moves {_count(scheduler.per_step, 'step')} at each update"
+    return f"{name}: moves {counted(scheduler.per_step, 'step')} at each update"
 
 
 def _loader(loader: PreparedLoader, readers: int) -> str:
     parts = []
     try:
-        parts.append(_count(len(loader.source.dataset), "sample"))  # type: ignore[arg-type]
+        parts.append(counted(len(loader.source.dataset), "sample"))  # type: ignore[arg-type]
     except TypeError:  # a stream that does not know
         parts.append("samples without end in sight")
     try:
-        parts.append(f"{_count(len(loader), 'batch', 'batches')} {'a rank' if readers > 1 else ''}")
+        parts.append(
+            f"{counted(len(loader), 'batch', 'batches')} {'a rank' if readers > 1 else ''}"
+        )
     except TypeError:
         pass
     return ", ".join(part.strip() for part in parts)
@@ -116,7 +119,7 @@ def _arithmetic(
 ) -> Iterator[str]:
     effective = rows * readers * steps
     yield (
-        f"batch      {rows} per device x {_count(readers, 'process', 'processes')} "
+        f"batch      {rows} per device x {counted(readers, 'process', 'processes')} "
         f"x {steps} accumulated = {effective} an update"
     )
     factor = effective / rows
@@ -128,7 +131,3 @@ def _arithmetic(
             f"rate       {rate:g} found with a batch of {rows} would be {linear:.4g} scaled "
             f"linearly, {root:.4g} by the square root"
         )
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from notebook_accel.config.words import counted, size
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.runtime.prepare import Wardrobe
@@ -43,20 +44,20 @@ def lines(engine: Engine, every: Wardrobe, clock: Clock) -> Iterator[str]:
         )
         yield f"  model       {name}: {engine.describe(model) or 'a whole copy on each rank'}"
     here = held(map(engine.unwrap, every.models), [one.inner for one in every.optimizers])
-    yield f"  parameters  {_size(here.parameters)} of {_size(here.whole)}"
-    yield f"  gradients   {_size(here.gradients)}"
-    yield f"  optimizer   {_size(here.optimizer)}"
+    yield f"  parameters  {size(here.parameters)} of {size(here.whole)}"
+    yield f"  gradients   {size(here.gradients)}"
+    yield f"  optimizer   {size(here.optimizer)}"
     together = here.parameters + here.gradients + here.optimizer + here.buffers
-    yield f"  together    {_size(together)} on this rank, and activations on top"
+    yield f"  together    {size(together)} on this rank, and activations on top"
     readers, steps = engine.layout.data_size, clock.num_steps
     for loader in every.loaders[:1]:
         rows = loader.total_batch_size // readers
         yield (
-            f"  batch       {rows} a reader x {_count(readers, 'reader')} x {steps} accumulated = "
+            f"  batch       {rows} a reader x {counted(readers, 'reader')} x {steps} accumulated = "
             f"{rows * readers * steps:,} samples an update"
         )
         try:
-            yield f"  pass        {_count(len(loader), 'batch', 'batches')} of this reader"
+            yield f"  pass        {counted(len(loader), 'batch', 'batches')} of this reader"
         except TypeError:  # a stream that does not know
             pass
     yield _RULE
@@ -64,8 +65,8 @@ def lines(engine: Engine, every: Wardrobe, clock: Clock) -> Iterator[str]:
 
 def mesh_words(axes: dict[str, int]) -> str:
     """Write the axes of a layout: "dp_replicate=2 x dp_shard=8 x tp=4 = 64 ranks"."""
-    shown = {name: size for name, size in axes.items() if size > 1}
-    product = " x ".join(f"{name}={size}" for name, size in shown.items())
+    shown = {name: num for name, num in axes.items() if num > 1}
+    product = " x ".join(f"{name}={num}" for name, num in shown.items())
     return f"{product} = {math.prod(axes.values())} ranks"
 
 
@@ -74,14 +75,3 @@ def _axes(engine: Engine) -> dict[str, int]:
     if mesh is None:
         return {"dp_replicate": engine.world.size}
     return dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
-
-
-def _count(number: int, noun: str, several: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
-
-
-def _size(num_bytes: int) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes} B"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from notebook_accel.config.words import kind_of
 from notebook_accel.data.batch import to_device
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.collectives import map_tensors, map_tree
@@ -67,7 +68,7 @@ def recursively_apply(
             return func(one, *args, **kwargs)
         if error_on_other_type:
             raise UnfitData(
-                f"{getattr(func, '__name__', func)} met a {type(one).__name__}",
+                f"{getattr(func, '__name__', func)} met {kind_of(one)}",
                 f"it takes nested lists, tuples and mappings of what {_name(test_type)} accepts",
                 "leave such values out, or gather them with gather_object",
             )
@@ -137,7 +138,7 @@ def find_batch_size(data: Any) -> int:
     size = ignorant_find_batch_size(data)
     if size is None:
         raise UnfitData(
-            f"there is no batch size in a {type(data).__name__} like this",
+            f"there is no batch size in {kind_of(data)} like this",
             "it is the first dimension of the first tensor, and there is none",
             "give a batch with at least one tensor of at least one dimension",
         )

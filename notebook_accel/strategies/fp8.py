@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from notebook_accel.config.fp8 import AORecipeKwargs
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import rails
 from notebook_accel.ranks.hooks import Hook
@@ -133,7 +134,7 @@ def choose_layers(
     chosen, left = [], {}
     for index, (name, layer) in enumerate(every.items()):
         if type(layer) is not nn.Linear and not isinstance(layer, tuple(_ours)):
-            left[name] = f"a {type(layer).__name__}"
+            left[name] = kind_of(layer)
         elif uses[id(layer.weight)] > 1:
             left[name] = "shares its weight"
         elif wanted is not None:
@@ -177,8 +178,7 @@ def plain_layers(model: nn.Module) -> None:
         if isinstance(layer, tuple(_ours)):
             if type(layer) not in _ours or isinstance(layer.weight, DTensor):
                 raise ConfigError(
-                    f"a {type(model).__name__} that was sharded in fp8 is prepared in another "
-                    "precision",
+                    f"{kind_of(model)} that was sharded in fp8 is prepared in another precision",
                     "its shards are gathered in 8 bits from now on",
                     "build the model anew, in the cell that prepares it",
                 )

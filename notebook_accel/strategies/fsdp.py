@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.wishes import FSDP
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.pulse import BACKWARD
@@ -195,7 +196,7 @@ class FSDPEngine(Engine):
         if self._has_unfound_parts(uncompiled(model), num_parts):
             unfound = "no blocks were found, auto_wrap_policy says what the parts are"
             return f"1 part ({unfound}), sharded over {shards} ranks{copies}"
-        parts = f"{num_parts} part{'s' if num_parts > 1 else ''}"
+        parts = counted(num_parts, "part")
         return f"{parts}, each sharded over {shards} ranks{copies}"
 
     # ── gradients ─────────────────────────────────────────────────────────────────────────────

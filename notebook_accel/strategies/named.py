@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError, MissingPackage, message_of
 from notebook_accel.events.lines import THE_PERSON, US, owner_of, place_of
 
@@ -129,7 +130,7 @@ def made(factory: Callable[[], Any], name: str) -> tuple[nn.Module, Any, Any]:
     model, inputs = built if isinstance(built, tuple) else (built, None)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"{name} made a {type(model).__name__}",
+            f"{name} made {kind_of(model)}",
             "only a torch.nn.Module has parameters to count",
             "return the model, or (model, example input)",
         )

@@ -17,6 +17,7 @@ from notebook_accel.config.absent import refuse_unbuilt
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.wishes import Strategy
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError, NotHere
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
@@ -114,7 +115,7 @@ def places(machine: Machine) -> list[Option]:
         found.append(Option("cuda", f"GPUs: {_plan(None, 'cuda', machine).device_words}"))
     if machine.of_kind("mps"):
         found.append(Option("mps", f"{machine.of_kind('mps')[0].name} (MPS)"))
-    cores = f"{machine.num_cores} usable core{'s' if machine.num_cores > 1 else ''}"
+    cores = counted(machine.num_cores, "usable core")
     parts = [machine.cpu_name, cores, memory_words(machine.free_bytes, machine.total_bytes)]
     return [*found, Option("cpu", f"CPU: {', '.join(filter(None, parts))}")]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from notebook_accel.config.words import counted
 from notebook_accel.errors import NoSuchSeries
 from notebook_accel.events.records import Record
 from notebook_accel.ui import ink, words
@@ -32,13 +33,13 @@ class Comparison:
         if not self._with:
             known = sorted({name for run in self.runs for name in run.history})
             raise NoSuchSeries(
-                f"none of these {_many(self.runs)} has a series {series!r}",
+                f"none of these {counted(len(self.runs), 'run')} has a series {series!r}",
                 f"they have: {', '.join(known) or 'none'}",
                 "pass series= one of these names",
             )
 
     def __repr__(self) -> str:
-        lines = [f"{self.series} of {_many(self.runs)}"]
+        lines = [f"{self.series} of {counted(len(self.runs), 'run')}"]
         width = max(len(run.id) for run in self.runs)
         for run in self.runs:
             parts = [run.ended, self._fact(run), *_given(self._differing(run))]
@@ -62,12 +63,13 @@ class Comparison:
     @property
     def title(self) -> str:
         """What stands above the picture: how many runs are in it, and which are not."""
-        text = f"{self.series} of {_many(self._with)}"
+        text = f"{self.series} of {counted(len(self._with), 'run')}"
         if len(self._with) > MAX_LINES:
             text += f", the first {MAX_LINES} shown"
         without = [run.id.rpartition("-")[2] for run in self.runs if run not in self._with]
         if without:
-            names = ", ".join(without) if len(without) <= MAX_NAMED else _many(without)
+            many = counted(len(without), "run")
+            names = ", ".join(without) if len(without) <= MAX_NAMED else many
             text += f"; no {self.series} in {names}"
         return text
 
@@ -97,10 +99,6 @@ class Comparison:
         asked = asked if len(asked) <= MAX_LABEL else asked[: MAX_LABEL - 1] + "…"
         newest = words.number(run.history.last(self.series))
         return f"{run.id.rpartition('-')[2]}  {newest}\n{asked}".rstrip()
-
-
-def _many(runs: Sequence[Any]) -> str:
-    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
 
 
 def _given(asked: Mapping[str, Any]) -> list[str]:

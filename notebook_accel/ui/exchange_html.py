@@ -9,6 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from notebook_accel.config.words import ranks
 from notebook_accel.ui.exchange_text import come_from, headline, holds, number
 
 if TYPE_CHECKING:
@@ -70,9 +71,8 @@ def _cell(value: float, origin: tuple[int, ...]) -> str:
         f"{COLORS[rank]} {share * i:.1f}% {share * (i + 1):.1f}%" for i, rank in enumerate(origin)
     )
     bar = f"display:block;height:5px;margin:2px -4px 0;background:linear-gradient(90deg, {stops})"
-    ranks = "rank" if len(origin) == 1 else "ranks"
     return (
-        f'<span style="{_CELL}" title="from {ranks} {come_from(origin)}">{number(value)}'
+        f'<span style="{_CELL}" title="from {ranks(origin)}">{number(value)}'
         f'<span style="display:block;font-size:10px;{_FAINT}">{come_from(origin)}</span>'
         f'<span style="{bar}"></span></span>'
     )

@@ -24,6 +24,7 @@ from notebook_accel.config.wishes import (
     TensorParallel,
     refuse_class,
 )
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 
 AUTO = "auto"
@@ -177,8 +178,7 @@ def admitted(asked: Any, num_ranks: int) -> str | Strategy:
     if num_ranks % size:
         degrees = ", ".join(f"{name}={degree}" for name, degree in sizes.items())
         raise ConfigError(
-            f"strategy={type(wish).__name__}({degrees}) on "
-            f"{num_ranks} rank{'s' if num_ranks > 1 else ''}",
+            f"strategy={type(wish).__name__}({degrees}) on {counted(num_ranks, 'rank')}",
             f"groups of {size} ranks do not fill them",
             f"pick degrees that divide {num_ranks}, or another num_processes",
         )

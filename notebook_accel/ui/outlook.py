@@ -9,6 +9,8 @@ from typing import Literal
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.sizes import Sizes
 from notebook_accel.config.wishes import TensorParallel
+from notebook_accel.config.words import counted
+from notebook_accel.config.words import size as size_words
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
@@ -17,7 +19,6 @@ from notebook_accel.launch.precisions import preselected, standing
 from notebook_accel.ui import menu
 from notebook_accel.ui.choices import Choice, devices_of, planned
 from notebook_accel.ui.footprints import Alternative, Footprint, by_precision, by_strategy, room
-from notebook_accel.ui.words import size as size_words
 
 Severity = Literal["note", "warning", "error"]
 TAKEN_SHARE = 0.25  # of a GPU's memory: less is the driver's own
@@ -82,8 +83,8 @@ def ranks_words(choice: Choice, machine: Machine) -> str:
     placed = planned(choice, machine)
     num_ranks = len(placed.placements)
     where = placed.device_words if devices_of(choice.device, machine) else "the CPU"
-    threads = _count(placed.num_threads, "thread")
-    return f"{_count(num_ranks, 'rank')} on {where}, {threads}{' each' if num_ranks > 1 else ''}"
+    threads = counted(placed.num_threads, "thread")
+    return f"{counted(num_ranks, 'rank')} on {where}, {threads}{' each' if num_ranks > 1 else ''}"
 
 
 def batch_words(choice: Choice, batch_size: int | None) -> str:
@@ -210,7 +211,3 @@ def _memory_findings(
 
 def _name(device: Device) -> str:
     return f"GPU {device.index}" if device.kind == "cuda" else device.name
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from notebook_accel.config.words import size
 from notebook_accel.events.controls import Controls
 from notebook_accel.events.model import (
     Exited,
@@ -128,7 +129,7 @@ class Ranks:
         rows = []
         for rank, state in enumerate(self._states):
             peak = self.gauges.peak_bytes.get(rank)
-            facts = [f"up to {words.size(peak)}"] if peak else []
+            facts = [f"up to {size(peak)}"] if peak else []
             rows.append(Row(rank, state, self._steps.get(rank, 0), tuple(facts)).text())
         return rows
 
@@ -162,11 +163,11 @@ class Ranks:
 def _used(gauge: Gauge) -> list[str]:
     facts = []
     if gauge.rss_bytes is not None:
-        facts.append(words.size(gauge.rss_bytes))
+        facts.append(size(gauge.rss_bytes))
     if gauge.cpu_share is not None:
         facts.append(f"CPU {gauge.cpu_share:.0%}")
     if gauge.gpu_bytes is not None and gauge.gpu_total_bytes is not None:
-        facts.append(f"GPU {words.size(gauge.gpu_bytes)} of {words.size(gauge.gpu_total_bytes)}")
+        facts.append(f"GPU {size(gauge.gpu_bytes)} of {size(gauge.gpu_total_bytes)}")
     if gauge.gpu_share is not None:
         facts.append(f"{gauge.gpu_share:.0%} busy")
     return facts

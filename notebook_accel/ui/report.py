@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.events.records import LOST, Record
 from notebook_accel.ui import chart, words
@@ -206,7 +207,7 @@ def _logs(record: Record) -> str:
             left = len(lines) - MAX_LOG_LINES
             cut = f"... {left:,} lines before\n" if left > 0 else ""
             shown = html.escape(cut + "\n".join(lines[-MAX_LOG_LINES:]))
-            num = f'<span class="faint">{len(lines):,} line{"s" if len(lines) > 1 else ""}</span>'
+            num = f'<span class="faint">{counted(len(lines), "line")}</span>'
             folds.append(
                 f"<details><summary>rank {rank} {num}</summary><pre>{shown}</pre></details>"
             )

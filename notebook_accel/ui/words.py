@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from notebook_accel.config.words import counted, size
 from notebook_accel.events.history import History, Rates
 from notebook_accel.events.model import Task
 from notebook_accel.ui.series import is_loss, is_rate
@@ -56,8 +57,7 @@ def summary(rates: Rates, seconds: float, ending: str = "") -> str:
     parts = [ending] if ending else []
     steps, samples = rates.done
     if steps:
-        word = "step" if steps == 1 else "steps"
-        parts.append(f"{steps:,} {word} in {duration(seconds)}")
+        parts.append(f"{counted(steps, 'step')} in {duration(seconds)}")
     if samples and seconds > 0:
         parts.append(f"{rate(samples / seconds)} samples/s")
     return SEPARATOR.join(parts) or f"done in {duration(seconds)}"
@@ -137,17 +137,6 @@ def number(value: float) -> str:
 def brief(value: float) -> str:
     """A setting as a person would type it: 0.001, 3e-05."""
     return f"{value:.3g}"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes in the unit that fits: 640 B, 412 MB, 3.1 GB."""
-    if num_bytes < 1000:
-        return f"{num_bytes:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        num_bytes /= 1000
-        if num_bytes < 999.5:
-            return f"{num_bytes:.1f} {unit}" if num_bytes < 9.95 else f"{num_bytes:.0f} {unit}"
-    return f"{num_bytes / 1000:.1f} TB"
 
 
 def rate(value: float) -> str:

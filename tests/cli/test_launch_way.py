@@ -12,7 +12,7 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.scripts import elastic
 from notebook_accel.launch.scripts import way as ways
-from notebook_accel.launch.scripts.ending import Fate, lost_its_peers, plain, ranks, tell
+from notebook_accel.launch.scripts.ending import Fate, lost_its_peers, plain, tell
 from notebook_accel.launch.scripts.program import Program
 from notebook_accel.launch.scripts.rendezvous import Torchrun
 from notebook_accel.launch.scripts.voices import _start_of_last_words
@@ -227,6 +227,13 @@ def test_failures_of_several_kinds_are_each_told() -> None:
     assert told.summary == "ranks 1 and 2 of 3 failed in the same way, exit code 1"
 
 
+def test_failures_that_differ_in_an_address_are_one() -> None:
+    said = b"E: <Net at 0x7f3a10>\n"
+    told, _ = tell([Fate(0, 1, said), Fate(1, 1, b"E: <Net at 0x7fbb2c>\n")], 2)
+    assert told.words == said
+    assert told.summary == "ranks 0 and 1 of 2 failed in the same way, exit code 1"
+
+
 def test_what_looked_like_last_words_of_a_good_end_is_shown_once() -> None:
     told, code = tell([Fate(0, 0, b"warned of 0\n"), Fate(1, 0, b"warned of 1\n")], 2)
     assert (told.words, told.summary, code) == (b"warned of 0\n", "", 0)
@@ -247,13 +254,6 @@ def test_a_lost_connection_is_known_by_its_last_line() -> None:
 
 def test_torchs_rank_marks_are_taken_out_of_last_words() -> None:
     assert plain(b"[rank0]: Traceback\n[rank0]:   File\n[rank0]:\n") == b"Traceback\n  File\n\n"
-
-
-def test_ranks_are_written_as_a_person_would() -> None:
-    assert ranks([3]) == "rank 3"
-    assert ranks([1, 0]) == "ranks 0 and 1"
-    assert ranks([2, 0, 1]) == "ranks 0-2"
-    assert ranks([0, 2, 5]) == "ranks 0, 2, 5"
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_strategy_and_a_size_are_written_as_a_person_would() -> None:
         ({"model": Net}, "has no size"),
         ({"model": -3}, "model=-3 has no size"),
         ({"model": True}, "model=True has no size"),
-        ({"model": lambda: 7}, r"model\(\) made a int"),
+        ({"model": lambda: 7}, r"model\(\) made an int"),
         ({"mixed_precision": "fp17"}, r"mixed_precision='fp17' is not known"),
         ({"optimizer": "adamv"}, r"optimizer='adamv' is not known"),
         ({"devices": "T5"}, "is not known"),

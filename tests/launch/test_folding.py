@@ -5,25 +5,17 @@ from __future__ import annotations
 import random
 import time
 
-from notebook_accel.launch.folding import HOLD_S, Folder, ranks_in_words
+from notebook_accel.config.words import spanned
+from notebook_accel.launch.folding import HOLD_S, Folder
 from notebook_accel.launch.streams import Console
 
 
 def folder_of(num_ranks: int) -> Folder:
-    return Folder(num_ranks, lambda ranks: f"[{ranks_in_words(ranks)}] ")
+    return Folder(num_ranks, lambda ranks: f"[{spanned(ranks)}] ")
 
 
 def texts(folder: Folder, now: float | None = None) -> str:
     return "".join(text for _, text in folder.due(now, everything=now is None))
-
-
-def test_ranks_are_named_in_the_shortest_way() -> None:
-    assert [ranks_in_words(r) for r in ([0], [0, 1], [0, 1, 2, 3], [0, 2, 3])] == [
-        "0",
-        "0,1",
-        "0-3",
-        "0,2,3",
-    ]
 
 
 def test_the_same_line_of_all_ranks_is_told_at_once_with_all_their_numbers() -> None:

@@ -404,7 +404,7 @@ def test_the_same_failure_of_all_ranks_is_told_once() -> None:
 
     with pytest.raises(RuntimeError, match="no data for rank") as caught:
         cpu(main, (), 3)
-    assert "raised in 3 ranks (0, 1, 2)" in caught.value.__notes__[0]
+    assert "raised in ranks 0-2" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

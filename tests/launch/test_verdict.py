@@ -46,7 +46,7 @@ def test_the_same_failure_of_several_ranks_is_one_message() -> None:
     ]
     ranks[2] = rank(2, failed=failed(2, ValueError("rank 2 has a bad label"), line=9), order=3)
     error = verdict.blame(ranks, lambda number: ValueError("rank 0 has a bad label"))
-    assert error.__notes__[0].startswith("raised in 2 ranks (0, 1)")
+    assert error.__notes__[0].startswith("raised in ranks 0 and 1")
 
 
 def test_an_exception_that_could_not_travel_comes_as_worker_failed_with_its_story() -> None:

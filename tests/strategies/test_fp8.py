@@ -55,7 +55,7 @@ LEFT = {
     "enter": "first",
     "odd": "32 x 24, not multiples of 16",
     "back": "24 x 32, not multiples of 16",
-    "own": "a Own",
+    "own": "an Own",
     "tied": "shares its weight",
     "last": "last",
 }
@@ -66,7 +66,7 @@ def test_the_usual_layers_are_chosen_and_the_others_have_a_reason() -> None:
     assert choose_layers(nn.Linear(16, 16)) == ([], {"": "first"})
     chosen, left = choose_layers(Net(), lambda layer, name: name in ("enter", "own", "tied"))
     assert chosen == ["enter"]
-    assert left["wide"] == "not chosen" and left["own"] == "a Own"
+    assert left["wide"] == "not chosen" and left["own"] == "an Own"
     assert left["tied"] == "shares its weight"
 
 
@@ -145,7 +145,7 @@ def test_explain_says_which_layers_and_that_they_are_emulated(capsys: Any) -> No
     assert (
         "1 of 7 linear layers in fp8 (emulated: right numbers, no speed); not in fp8: enter "
         "(first), odd (32 x 24, not multiples of 16), back (24 x 32, not multiples of 16), own "
-        "(a Own) and 2 more"
+        "(an Own) and 2 more"
     ) in said
     prepared(nn.Sequential(nn.Linear(16, 16)))
     assert (

@@ -42,7 +42,7 @@ def test_functions_in_files_and_modules_name_models(
         "absent.py:make": "there is no file absent.py",
         "absent_module:make": "there is no module absent_module",
         "nets.py:needy": "nets.py:needy cannot be called without arguments",
-        "nets.py:odd": "nets.py:odd made a int",
+        "nets.py:odd": "nets.py:odd made an int",
     }.items():
         with pytest.raises(ConfigError, match=said):
             told(name)

@@ -14,7 +14,6 @@ from notebook_accel.launch.machine import Machine
 from notebook_accel.ui.choices import decide
 from notebook_accel.ui.outlook import Outlook, outlook
 from notebook_accel.ui.picker import LaunchPicker
-from notebook_accel.ui.words import size as size_words
 from tests.support import hardware
 
 ALL = LaunchPicker.asks
@@ -165,12 +164,3 @@ def test_each_strategy_is_told_with_whether_it_fits() -> None:
     fits = {one.label: one.fits for one in found}
     assert fits["DDP"] is False and fits["FSDP"] is True and fits["pipeline x 2"] is True
     assert told(hardware.T4, model=10**9).strategies == ()
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (38.2e6, "38 MB"), (1e9, "1.0 GB")],
-)
-def test_sizes_are_written_short(size: float, words: str) -> None:
-    assert size_words(size) == words
-    assert size_words(2.5e12) == "2.5 TB"

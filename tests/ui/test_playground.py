@@ -85,7 +85,7 @@ def test_the_text_tells_what_comes_from_whom():
 def test_the_picture_says_in_words_what_it_says_in_color():
     ran = Exchange("all_reduce", ((1,), (2,)), after=((3,), (3,)), origins=(((0, 1),),) * 2)
     page = ran._repr_html_()
-    assert page.count('title="from ranks 0+1"') == 2
+    assert page.count('title="from ranks 0 and 1"') == 2
     assert page.count(">0+1</span>") == 2
     for rank in (0, 1):
         assert f'title="from rank {rank}"' in page

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
+from notebook_accel.config.words import counted
 from notebook_accel.events.model import signal_name
 from notebook_accel.launch.scripts.ending import exit_code
 from notebook_accel.launch.scripts.tie import tied
@@ -74,7 +75,7 @@ def _say(text: str) -> None:
 def _say_who_failed(codes: Mapping[int, int], most: int) -> int:
     rank, code = first(codes)
     how = f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
-    tries = f" after {most} restart{'s' if most > 1 else ''}" if most else ""
+    tries = f" after {counted(most, 'restart')}" if most else ""
     _say(f"rank {rank} failed{tries}, {how}")
     return exit_code(code)
 

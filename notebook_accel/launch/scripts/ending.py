@@ -11,6 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from notebook_accel.config.words import ranks, without_numbers
 from notebook_accel.events.model import signal_name
 from notebook_accel.launch.failure import is_comm_text
 
@@ -77,18 +78,6 @@ def lost_its_peers(words: bytes) -> bool:
     return is_comm_text(kind.rpartition(".")[2], message)
 
 
-def ranks(numbers: Sequence[int]) -> str:
-    """Write "rank 3", "ranks 0 and 1" or "ranks 0-3"."""
-    numbers = sorted(numbers)
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    if len(numbers) == 2:
-        return f"ranks {numbers[0]} and {numbers[1]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"ranks {numbers[0]}-{numbers[-1]}"
-    return "ranks " + ", ".join(map(str, numbers))
-
-
 def _summary(root: Fate, alike: Sequence[int], size: int) -> str:
     who = f"{ranks(alike)} of {size}"
     if root.code < 0:
@@ -111,13 +100,10 @@ def _unlike(texts: Sequence[bytes]) -> list[bytes]:
 
 def _same(one: bytes, other: bytes) -> bool:
     """Compare without numbers: "rank 3 ..." and "cuda:1 ..." are the same failure."""
-    return _without_numbers(one) == _without_numbers(other)
+    return _told(one) == _told(other)
 
 
-def _without_numbers(text: bytes) -> bytes:
-    lines = text.split(b"\n")
+def _told(text: bytes) -> list[str]:
+    lines = text.decode("utf-8", "replace").split("\n")
     # where it happened stays: two lines of one file are two failures
-    return b"\n".join(
-        line if line.startswith(b"  File ") else re.sub(rb"\d+|0x[0-9a-f]+", b"#", line)
-        for line in lines
-    )
+    return [line if line.startswith("  File ") else without_numbers(line) for line in lines]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def local(
     if chosen and num_ranks > len(chosen):
         if device != "auto-or-cpu":
             raise _too_many(num_ranks, chosen, len(gpus))
-        gpus_here = f"{len(chosen)} GPU{'s' if len(chosen) > 1 else ''}"
+        gpus_here = counted(len(chosen), "GPU")
         notes.append(f"{gpus_here} for {num_ranks} ranks: they run on the CPU")
         visible["ACCELERATE_USE_CPU"] = "true"
         chosen = []
@@ -94,7 +95,7 @@ def _entry(number: int, env: Mapping[str, str]) -> str:
 
 def _too_many(num_ranks: int, chosen: Sequence[Device], num_gpus: int) -> ConfigError:
     noun = {"cuda": "GPU", "mps": "MPS device"}.get(chosen[0].kind, "device")
-    here = f"{len(chosen)} {noun}{'s' if len(chosen) > 1 else ''}"
+    here = counted(len(chosen), noun)
     more = f" of the {num_gpus} here" if len(chosen) < num_gpus else ""
     return ConfigError(
         f"{num_ranks} processes on this machine, but {here}{more} for them",
@@ -116,6 +117,6 @@ def _no_mps(wanted: int | None) -> ConfigError:
 def _words(used: Sequence[Device], num_ranks: int) -> str:
     """Say it as a person would: "2 x Tesla T4", "1 CPU process"."""
     if not used:
-        return f"{num_ranks} CPU process{'es' if num_ranks > 1 else ''}"
+        return counted(num_ranks, "CPU process", "CPU processes")
     names = Counter(one.name for one in used)
     return " + ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())

@@ -18,6 +18,7 @@ from notebook_accel.config.placement import (
     torchruns_names,
 )
 from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.words import counted
 from notebook_accel.launch.addresses import LOOPBACK
 from notebook_accel.launch.scripts import outside, rendezvous
 from notebook_accel.launch.scripts.local import Local, local
@@ -169,13 +170,13 @@ def _environment(config: RunConfig, place: Local, here: Here) -> tuple[dict[str,
         env["OMP_NUM_THREADS"] = str(num)
     elif config.origin("num_cpu_threads_per_process").kind == "environment":
         env.pop("OMP_NUM_THREADS", None)
-    return env, f"{num} thread{'s' if num > 1 else ''}"
+    return env, counted(num, "thread")
 
 
 def _crowd(place: Local, here: Here) -> tuple[str, ...]:
     if place.kind != "cpu" or place.num_ranks <= here.num_cores:
         return ()
-    cores = f"{here.num_cores} core{'s' if here.num_cores > 1 else ''}"
+    cores = counted(here.num_cores, "core")
     return (f"{place.num_ranks} ranks share {cores}: they take turns",)
 
 
