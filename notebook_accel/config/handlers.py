@@ -17,6 +17,7 @@ from notebook_accel.config.adoption import adopt
 from notebook_accel.config.gradient_hooks import sent_as
 from notebook_accel.config.kinds import WordEnum
 from notebook_accel.config.wishes import COMM_HOOKS, COMM_WRAPPERS, DDP, Strategy, choose
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError
 
 Handler = TypeVar("Handler", bound="KwargsHandler")
@@ -242,7 +243,7 @@ def _duration(given: Any) -> timedelta | None:
         value = timedelta(seconds=value)
     if value is None or (isinstance(value, timedelta) and value > timedelta(0)):
         return value
-    wrong = "not above zero" if isinstance(value, timedelta) else f"a {type(value).__name__}"
+    wrong = "not above zero" if isinstance(value, timedelta) else kind_of(value)
     raise ConfigError(
         f"timeout={given!r} is {wrong}",
         "a collective that waits longer than this time ends the run",

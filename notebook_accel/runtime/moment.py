@@ -10,6 +10,7 @@ import torch
 
 from notebook_accel.checkpoint import randomness, sharded
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot
+from notebook_accel.config.words import ranks
 from notebook_accel.ranks.collectives import map_tensors, rank_sizes
 from notebook_accel.ranks.shards import parts_like
 from notebook_accel.ranks.world import World
@@ -105,9 +106,9 @@ def _place_loaders(loaders: list[Any], states: list[dict[str, Any]], say: bool) 
 
 def _say_what_is_derived(saved: Checkpoint, absent: list[bool], world: World) -> None:
     if world.rank == 0 and any(absent):
-        ranks = ", ".join(str(rank) for rank, is_absent in enumerate(absent) if is_absent)
+        those = ranks([rank for rank, is_absent in enumerate(absent) if is_absent])
         warnings.warn(
-            f"{saved.folder} has no random numbers of ranks {ranks} (saved by fewer ranks, or by "
+            f"{saved.folder} has no random numbers of {those} (saved by fewer ranks, or by "
             "the main rank alone): they are derived from rank 0's, so the run goes on well, but "
             "not bit for bit.",
             stacklevel=4,
