@@ -1,5 +1,6 @@
 # make demo: a digits classifier trains on two workers from a notebook cell.
 # make test: the default suite, under ten minutes. make test-slow, make soak: the rest.
+# make wheel: the package as one file under dist, for hosts where it is to be brought.
 # PYTHON=python3.12 picks another interpreter for .venv.
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ TESTS ?= tests
 # Most tests wait for processes: two at a time, whole files, halve the time on two cores.
 ABREAST ?= 2
 
-.PHONY: env demo test test-slow soak lint format bench notebooks docs clean
+.PHONY: env demo test test-slow soak lint format bench notebooks docs wheel clean
 
 env: $(READY)
 
@@ -69,6 +70,13 @@ bench: $(VENV)/.bench $(ENGINES)
 	$(RUN) benchmarks/checkpoint.py
 	$(RUN) benchmarks/strategies.py
 	$(RUN) benchmarks/ui.py
+
+# Needs pip, and an index for hatchling, which builds it; no virtual environment.
+DIST ?= dist
+
+wheel:
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(DIST) .
+	@ls $(DIST)/notebook_accel-*.whl
 
 clean:
 	rm -rf $(VENV) build dist out

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import jupytext
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
@@ -25,9 +26,10 @@ LESSONS = {
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def run(*command: object, cwd: Path, timeout: float = 240) -> str:
+def run(*command: object, cwd: Path, timeout: float = 240, **variables: str) -> str:
     """Run ``command`` where nothing leads back to this checkout; return what it printed."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    env.update(variables)
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -44,7 +46,7 @@ def run(*command: object, cwd: Path, timeout: float = 240) -> str:
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new environment with the wheel in it; dependencies are borrowed from this one."""
     room = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", room, REPOSITORY, cwd=room)
+    run("make", "wheel", f"PYTHON={sys.executable}", f"DIST={room}", cwd=REPOSITORY)
     (wheel,) = room.glob("notebook_accel-*.whl")
     run(sys.executable, "-m", "venv", room / "env", cwd=room)
     python = room / "env" / "bin" / "python"
@@ -90,3 +92,17 @@ def test_accelerates_names_come_with_it_and_with_stubs(clean: Path) -> None:
     )
     said = run(clean / "env" / "bin" / "python", "-c", code, cwd=clean)
     assert said.split() == ["True", "partial"]
+
+
+def test_the_install_cell_installs_the_wheel_that_lies_beside_the_notebook(clean: Path) -> None:
+    lesson = jupytext.read(REPOSITORY / "notebooks" / "1_beginner" / "01_quickstart.py")
+    (cell,) = [cell.source for cell in lesson.cells if "SOURCE = " in cell.source]
+    told = "import notebook_accel as n; print(n.__version__, n.__file__)"
+    run(sys.executable, "-m", "venv", clean / "bare", cwd=clean)
+    python = clean / "bare" / "bin" / "python"
+    for _ in ("installs", "finds it there"):
+        # Its dependencies are an index's to give, and not asked for here.
+        said = run(python, "-c", f"{cell}\n{told}", cwd=clean, PIP_NO_DEPS="1").split()
+        (wheel,) = clean.glob("notebook_accel-*.whl")
+        assert wheel.name.startswith(f"notebook_accel-{said[0]}-")
+        assert Path(said[1]).is_relative_to(clean / "bare")
