@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from notebook_accel.config.catalogue.setting import Setting
+from notebook_accel.config.catalog.setting import Setting
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.sources import ARGUMENT

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.booleans import NO
-from notebook_accel.config.catalogue.setting import Setting
+from notebook_accel.config.catalog.setting import Setting
 from notebook_accel.config.sources import Source
 from notebook_accel.config.values import check_choice, read, read_switch
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from notebook_accel.config.catalogue.setting import Setting
+from notebook_accel.config.catalog.setting import Setting
 from notebook_accel.config.settings import SECTIONS, SETTINGS
 from notebook_accel.config.sources import Source
 from notebook_accel.config.values import joint, read

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from notebook_accel.config.catalogue.setting import given
+from notebook_accel.config.catalog.setting import given
 from notebook_accel.config.contradictions import refuse_contradictions
 from notebook_accel.config.settings import SETTINGS, nearest
 from notebook_accel.config.sources import ARGUMENT, DEFAULT, Source

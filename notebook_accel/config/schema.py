@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from notebook_accel.config import values
-from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION, given
+from notebook_accel.config.catalog.setting import DEFAULT_PRECISION, given
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.values import check_choice
 from notebook_accel.errors import ConfigError

@@ -7,12 +7,12 @@ import functools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from notebook_accel.config.catalogue.compiling import DYNAMO, FP8
-from notebook_accel.config.catalogue.engines import DEEPSPEED, MEGATRON
-from notebook_accel.config.catalogue.machines import MACHINES, MPI, SAGEMAKER, TPU
-from notebook_accel.config.catalogue.run import RUN
-from notebook_accel.config.catalogue.setting import Setting, Word
-from notebook_accel.config.catalogue.sharding import FSDP, PARALLELISM
+from notebook_accel.config.catalog.compiling import DYNAMO, FP8
+from notebook_accel.config.catalog.engines import DEEPSPEED, MEGATRON
+from notebook_accel.config.catalog.machines import MACHINES, MPI, SAGEMAKER, TPU
+from notebook_accel.config.catalog.run import RUN
+from notebook_accel.config.catalog.setting import Setting, Word
+from notebook_accel.config.catalog.sharding import FSDP, PARALLELISM
 
 __all__ = ["SECTIONS", "SETTINGS", "Setting", "Word", "by_flag", "by_key", "by_variable", "nearest"]
 

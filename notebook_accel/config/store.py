@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config import accelerates
-from notebook_accel.config.catalogue.setting import Setting
+from notebook_accel.config.catalog.setting import Setting
 from notebook_accel.config.documents import Entry, entries
 from notebook_accel.config.places import at_home, default_path, find_default, named_or_default
 from notebook_accel.config.settings import SETTINGS, by_key, nearest

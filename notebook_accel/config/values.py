@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from notebook_accel.config.booleans import NO, YES
-from notebook_accel.config.catalogue.setting import Setting
+from notebook_accel.config.catalog.setting import Setting
 from notebook_accel.config.sources import ARGUMENT, Source
 from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError

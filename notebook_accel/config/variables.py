@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from notebook_accel.config.catalogue.setting import Setting
+from notebook_accel.config.catalog.setting import Setting
 from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.sources import Source
 from notebook_accel.config.values import check, joint, read, read_switch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION
+from notebook_accel.config.catalog.setting import DEFAULT_PRECISION
 from notebook_accel.config.places import at_home, default_path
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.store import write

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION, unsaid
+from notebook_accel.config.catalog.setting import DEFAULT_PRECISION, unsaid
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.schema import LaunchSettings

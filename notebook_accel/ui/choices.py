@@ -31,7 +31,7 @@ AUTOMATIC = (None, "auto", "auto-or-cpu")
 
 @dataclass(frozen=True)
 class Choice:
-    """A value for every setting that pickers ask; fields are named as in the catalogue.
+    """A value for every setting that pickers ask; fields are named as in the catalog.
 
     ``device`` is "cpu", "mps", "cuda" (all GPUs), one GPU's number or several; ``strategy`` a word
     of the setting, or a wish where its questions were answered.

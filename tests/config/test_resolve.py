@@ -9,7 +9,7 @@ import pytest
 
 from notebook_accel import Accelerator, RunConfig
 from notebook_accel.config.absent import idle, refuse_unbuilt
-from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION, given, unsaid
+from notebook_accel.config.catalog.setting import DEFAULT_PRECISION, given, unsaid
 from notebook_accel.config.kinds import PrecisionType
 from notebook_accel.config.resolve import resolve
 from notebook_accel.config.settings import SETTINGS, by_variable

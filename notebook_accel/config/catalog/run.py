@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_accel.config.catalogue.setting import DEFAULT_PRECISION, Setting, Word, table
+from notebook_accel.config.catalog.setting import DEFAULT_PRECISION, Setting, Word, table
 
 # What Accelerate knows by a kind of world each, and this version has no engine for.
 OTHER_HARDWARE = ("tpu", "xpu", "npu", "mlu", "sdaa", "musa", "hpu", "neuron")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_accel.config.catalogue.setting import Setting, table
+from notebook_accel.config.catalog.setting import Setting, table
 
 _machines = table("machines")
 _mpi = table("mpi", yaml="mpirun_config.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_accel.config.catalogue.setting import Setting, table
+from notebook_accel.config.catalog.setting import Setting, table
 from notebook_accel.config.kinds import DynamoBackend
 
 _dynamo = table("dynamo", "dynamo_", "ACCELERATE_DYNAMO_", "dynamo_config.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_accel.config.catalogue.setting import Setting, table
+from notebook_accel.config.catalog.setting import Setting, table
 
 _ds = table("deepspeed", env="ACCELERATE_DEEPSPEED_", yaml="deepspeed_config.")
 _lm = table("megatron", "megatron_lm_", "MEGATRON_LM_", "megatron_lm_config.")

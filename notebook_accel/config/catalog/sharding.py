@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_accel.config.catalogue.setting import Setting, table
+from notebook_accel.config.catalog.setting import Setting, table
 
 _fsdp = table("fsdp", "fsdp_", "FSDP_", "fsdp_config.")
 _axes = table("parallelism", "parallelism_config_", "PARALLELISM_CONFIG_", "parallelism_config.")
