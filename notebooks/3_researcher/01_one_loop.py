@@ -208,16 +208,41 @@ for N in (2, 8, 64):
 # ranks' means?
 
 # %%
-answer = None  # write a pair: (mean over samples, mean of means)
-print(compare(answer, (3.5, 5.0)))
+over_samples = None  # write the mean over all four samples
+of_means = None  # write the mean of the two ranks' means
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+def means():
+    accelerator = Accelerator()
+    losses = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([8.0])][accelerator.process_index]
+    count = accelerator.reduce(torch.tensor(float(len(losses))), "sum")
+    return (
+        (accelerator.reduce(losses.sum(), "sum") / count).item(),
+        accelerator.reduce(losses.mean(), "mean").item(),
+    )
+
+
+truths = notebook_launcher(means, num_processes=2, device="cpu")[0]
+check(over_samples, truths[0])
+check(of_means, truths[1])
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-parts = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([8.0])]
-over_samples = torch.cat(parts).mean().item()
-of_means = torch.stack([part.mean() for part in parts]).mean().item()
+over_samples = (1 + 2 + 3 + 8) / 4
+of_means = ((1 + 2 + 3) / 3 + 8 / 1) / 2
 print(over_samples, of_means)
-assert (over_samples, of_means) == (3.5, 5.0), "Unequal parts must be weighted by their sizes."
+assert (over_samples, of_means) == truths, "Unequal parts must be weighted by their sizes."
 
 # %% [markdown]
 # That is why the last, short batch of a loader is filled up by default, and why
@@ -240,10 +265,12 @@ def check_accumulated(function):
     torch.random.set_rng_state(state)
     model = notebook_launcher(function, num_processes=1, device="cpu")[0]
     if model is None:
-        return "not yet"
+        return "Not answered yet."
     pairs = zip(one[0].parameters(), model.parameters(), strict=True)
     apart = max((p - q).abs().max().item() for p, q in pairs)
-    return "yes" if apart < 1e-3 else f"no: the models are {apart:.1e} apart"
+    if apart < 1e-3:
+        return "Yes: windows of 4 x 16 take the steps of batches of 64."
+    return f"Not yet: a weight is {apart:.1e} from that of batches of 64, in place of under 1e-3."
 
 
 print(check_accumulated(train_accumulated))
@@ -266,7 +293,7 @@ def solution():
     return model
 
 
-assert check_accumulated(solution) == "yes", "Accumulation is the same identity, in time."
+assert check_accumulated(solution).startswith("Yes"), "Accumulation is the same identity, in time."
 
 # %% [markdown]
 # ## Remember

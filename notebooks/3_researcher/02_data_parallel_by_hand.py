@@ -172,14 +172,14 @@ def with_hooks():
         averaged.wait()
         optimizer.step()
     weights = torch.cat([p.detach().flatten() for p in net.parameters()])
-    return weights, averaged.order[:4]
+    return weights, averaged.order
 
 
 hooked = notebook_launcher(with_hooks, num_processes=2, device="cpu")
 weights, order = hooked[0]
-print("gradients set out in this order:", order)
+print("gradients set out in this order:", order[:4])
 torch.testing.assert_close(weights, right[0])
-assert order[0].startswith("2.") and order[-1].startswith("0."), "the last layer's come first"
+assert order[0].startswith("2.") and order[3].startswith("0."), "the last layer's come first"
 
 # %% [markdown]
 # `DistributedDataParallel`, which `prepare` uses, does this with one refinement: it fills
@@ -220,11 +220,31 @@ plt.show()
 # %% [markdown]
 # ## Exercises
 #
-# **1.** How many calls of `all_reduce` does `Averaged` make in one step of this net?
+# **1.** How many calls of `all_reduce` does `Averaged` make in one step of this net? `order` has a
+# name for each call that it made in 60 steps.
 
 # %%
-answer = None  # write your number here
-print(compare(answer, len(list(make_net().parameters()))))
+answer = None  # write a number
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+check(answer, len(order) // 60)
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+answer = len(list(make_net().parameters()))  # a weight and a bias of each of the two layers
+print(answer)
+assert answer == len(order) / 60, "One call for each parameter, however small."
 
 # %% [markdown]
 # **2.** One collective for all gradients: write `average_flat`, which copies all gradients into
@@ -254,8 +274,11 @@ def check_average(function):
 
     own, truth, found = notebook_launcher(on_a_rank, num_processes=2, device="cpu")[0]
     if torch.equal(found, own):
-        return "not yet"
-    return "yes" if torch.allclose(found, truth) else "no: these are not the averages"
+        return "Not answered yet."
+    if torch.allclose(found, truth):
+        return f"Yes: all {len(found)} gradients are averages."
+    first = int((found - truth).abs().argmax())
+    return f"Not yet: gradient {first} became {found[first]:.3f} in place of {truth[first]:.3f}."
 
 
 print(check_average(average_flat))
@@ -272,7 +295,7 @@ def average_flat_solution(parameters):
         p.grad.copy_(part.view_as(p))
 
 
-assert check_average(average_flat_solution) == "yes"
+assert check_average(average_flat_solution).startswith("Yes")
 
 # %% [markdown]
 # ## Remember
