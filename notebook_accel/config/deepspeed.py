@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from notebook_accel.config.adoption import adopt
 from notebook_accel.config.deepspeed_file import AUTO, HfDeepSpeedConfig
 from notebook_accel.config.resolve import resolve
-from notebook_accel.config.wishes import DDP, Strategy, choose
+from notebook_accel.config.wishes import DDP, Strategy, check_count, check_norm, choose
 from notebook_accel.errors import ConfigError
 
 OFFLOADS = ("none", "cpu", "nvme")
@@ -55,13 +55,13 @@ class DeepSpeed(Strategy):
     offload_param_path: str | None = None
     gradient_clipping: float | None = None
     gradient_accumulation_steps: int | None = None
-    config: Any = None
+    config: Any = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         own = HfDeepSpeedConfig({} if self.config is None else self.config)
         object.__setattr__(self, "config", own.config)
-        for field, key in _KEYS.items():
-            self._merge(field, key, own.get_value(key))
+        for name, key in _KEYS.items():
+            self._merge(name, key, own.get_value(key))
         object.__setattr__(self, "zero_stage", 2 if self.zero_stage is None else self.zero_stage)
         if self.zero_stage not in STAGES or isinstance(self.zero_stage, bool):
             raise ConfigError(
@@ -133,19 +133,10 @@ class DeepSpeed(Strategy):
 
     def _check_numbers(self) -> None:
         steps, norm = self.gradient_accumulation_steps, self.gradient_clipping
-        is_count = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
-        if steps is not None and not is_count:
-            raise ConfigError(
-                f"DeepSpeed(gradient_accumulation_steps={steps!r})",
-                "it counts the micro-batches of one optimizer step",
-                "write a whole number of at least 1, or leave it out",
-            )
-        if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float))):
-            raise ConfigError(
-                f"DeepSpeed(gradient_clipping={norm!r})",
-                "it is the largest norm of the gradients of an update",
-                "write a number such as 1.0, or leave it out",
-            )
+        if steps is not None:
+            check_count("DeepSpeed", "gradient_accumulation_steps", steps)
+        if norm not in (None, 0):  # as DeepSpeed writes that it cuts nothing
+            check_norm("DeepSpeed", "gradient_clipping", norm)
 
 
 @dataclass
@@ -190,9 +181,9 @@ class DeepSpeedPlugin:
         if self.hf_ds_config is None:
             self.hf_ds_config = found.deepspeed_config_file
         own = HfDeepSpeedConfig({} if self.hf_ds_config is None else self.hf_ds_config)
-        for name, field in _FIELDS.items():
+        for name, asked in _FIELDS.items():
             # A configuration says all by itself, but for what it leaves open.
-            is_open = not own.config or own.is_auto(_KEYS.get(field, field))
+            is_open = not own.config or own.is_auto(_KEYS.get(asked, asked))
             if getattr(self, name) is None and name in given and is_open:
                 setattr(self, name, given[name])
         self.hf_ds_config = own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from notebook_accel.config.resolve import resolve
@@ -15,7 +15,9 @@ from notebook_accel.config.wishes import (
     Pipeline,
     Strategy,
     TensorParallel,
+    check_count,
     check_fills,
+    check_norm,
     choose,
 )
 from notebook_accel.errors import ConfigError
@@ -50,21 +52,17 @@ class Megatron(Strategy):
     use_custom_fsdp: bool = False
     recompute_activations: bool = False
     context_parallel_size: int = 1
-    plan: Mapping[str, Any] | None = None
+    plan: Mapping[str, Any] | None = field(default=None, hash=False)
     layers: str = "torch"
 
     def __post_init__(self) -> None:
         choose(self.layers, "layers", LAYERS)
-        for name in ("tp_degree", "pp_degree", "context_parallel_size", "num_micro_batches"):
-            value = getattr(self, name)
-            if name == "num_micro_batches" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(
-                    f"Megatron({name}={value!r})",
-                    f"{name} is a whole number of at least 1",
-                    f"write {name}=2, or leave it out",
-                )
+        for name in ("tp_degree", "pp_degree", "context_parallel_size"):
+            check_count("Megatron", name, getattr(self, name))
+        if self.num_micro_batches is not None:
+            check_count("Megatron", "num_micro_batches", self.num_micro_batches)
+        if self.gradient_clipping is not None:
+            check_norm("Megatron", "gradient_clipping", self.gradient_clipping)
         self._check_core()
         if self.context_parallel_size > 1 and self.pp_degree > 1:
             raise ConfigError(

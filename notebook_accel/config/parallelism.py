@@ -14,7 +14,7 @@ from notebook_accel.config.sequence import (
     SequenceParallel,
     TorchContextParallelConfig,
 )
-from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel
+from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel, check_count
 from notebook_accel.errors import ConfigError
 
 _Handler = TypeVar("_Handler")
@@ -60,12 +60,7 @@ class ParallelismConfig:
         for name in _SIZES:
             size = getattr(self, name)
             size = found[f"parallelism_config_{name}"] if size is None else size
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(
-                    f"ParallelismConfig({name}={size!r})",
-                    "it counts ranks along one axis",
-                    f"write {name}=1, or leave it out",
-                )
+            check_count("ParallelismConfig", name, size)
             setattr(self, name, size)
         self.cp_backend = self.cp_backend or found.parallelism_config_cp_backend
         self.sp_backend = self.sp_backend or found.parallelism_config_sp_backend

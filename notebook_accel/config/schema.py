@@ -39,11 +39,11 @@ DEVICES: Sequence[str] = built("device")
 ON_INTERRUPT: Sequence[str] = built("on_interrupt")
 
 
-def setting(name: str) -> Any:
+def setting(name: str, **how: Any) -> Any:
     """Give a field for the setting ``name``: its default and, as metadata, its declaration."""
     one = dataclasses.replace(SETTINGS[name], choices=built(name))
     facts = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-    return dataclasses.field(default=one.default, metadata=facts)
+    return dataclasses.field(default=one.default, metadata=facts, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class LaunchSettings:
 
     num_processes: int | None = setting("num_processes")
     mixed_precision: str = setting("mixed_precision")
-    device: str | int | list[int] | None = setting("device")
+    device: str | int | list[int] | None = setting("device", hash=False)
     start_method: str = setting("start_method")
     max_restarts: int = setting("max_restarts")
     timeout_s: float | None = setting("timeout_s")

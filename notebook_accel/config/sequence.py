@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.resolve import resolve
-from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel, choose
+from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel, check_count, choose
 from notebook_accel.errors import ConfigError
 
 # How attention sees the whole sequence, and where sequences are cut.
@@ -39,7 +39,7 @@ class SequenceParallel(Strategy):
     name: ClassVar[str] = "sequence"
     size: int = 2
     exchange: str = "heads"
-    pad: Mapping[Any, float] | None = None
+    pad: Mapping[Any, float] | None = field(default=None, hash=False)
     cut: str = "loader"
     check: bool = True
     length: int | None = None
@@ -57,12 +57,7 @@ class SequenceParallel(Strategy):
     def __post_init__(self) -> None:
         choose(self.exchange, "exchange", EXCHANGES)
         choose(self.cut, "cut", CUTS)
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ConfigError(
-                f"SequenceParallel(size={self.size!r})",
-                "it is how many ranks compute each sequence together",
-                "write a divisor of the number of processes, for example size=2",
-            )
+        check_count("SequenceParallel", "size", self.size)
         if not isinstance(self.data, (DDP, FSDP, DeepSpeed, TensorParallel)):
             raise ConfigError(
                 f"SequenceParallel(data={self.data!r})",

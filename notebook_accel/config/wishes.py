@@ -29,7 +29,11 @@ _NOT_INSIDE = ("cpu_offload", "ignored_modules", "param_dtype", "reduce_dtype", 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What every wish is: a name and plain fields."""
+    """What every wish is: a name and plain fields.
+
+    Wishes are values, and have a hash: a field that may hold a dict or a list is no part of it
+    (``hash=False``), but of ``==``.
+    """
 
     name: ClassVar[str] = "strategy"
 
@@ -69,7 +73,7 @@ class DDP(Strategy):
     static_graph: bool = False
     comm_hook: str = "no"
     comm_wrapper: str = "no"
-    comm_state_option: dict[str, Any] = field(default_factory=dict)
+    comm_state_option: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         choose(self.comm_hook, "comm_hook", COMM_HOOKS)
@@ -103,14 +107,14 @@ class FSDP(Strategy):
 
     name: ClassVar[str] = "fsdp"
     reshard_after_forward: bool = True
-    auto_wrap_policy: Any = "auto"
+    auto_wrap_policy: Any = field(default="auto", hash=False)
     transformer_cls_names_to_wrap: tuple[str, ...] = ()
     min_num_params: int = 0
     replicas: int | str = 1
     cpu_offload: bool = False
     activation_checkpointing: bool = False
     cpu_ram_efficient_loading: bool = False
-    ignored_modules: Any = None
+    ignored_modules: Any = field(default=None, hash=False)
     state_dict_type: str = "sharded_state_dict"
     param_dtype: str | None = None
     reduce_dtype: str | None = None
@@ -123,16 +127,9 @@ class FSDP(Strategy):
         for name in ("param_dtype", "reduce_dtype", "output_dtype"):
             if getattr(self, name) is not None:
                 choose(getattr(self, name), name, SHARD_DTYPES)
-        for name, least in (("replicas", 1), ("min_num_params", 0)):
-            value = getattr(self, name)
-            if (name, value) == ("replicas", "machines"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"FSDP({name}={value!r})",
-                    f"{name} is a whole number of at least {least}",
-                    f"write {name}={least}, or leave it out",
-                )
+        if self.replicas != "machines":
+            check_count("FSDP", "replicas", self.replicas)
+        check_count("FSDP", "min_num_params", self.min_num_params, least=0)
 
 
 @dataclass(frozen=True)
@@ -151,16 +148,11 @@ class TensorParallel(Strategy):
 
     name: ClassVar[str] = "tensor"
     size: int = 2
-    plan: Mapping[str, Any] | None = None
+    plan: Mapping[str, Any] | None = field(default=None, hash=False)
     data: FSDP = field(default_factory=FSDP)
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ConfigError(
-                f"TensorParallel(size={self.size!r})",
-                "it is how many ranks compute each layer together",
-                "write a divisor of the number of processes, for example size=2",
-            )
+        check_count("TensorParallel", "size", self.size)
 
 
 @dataclass(frozen=True)
@@ -193,16 +185,10 @@ class Pipeline(Strategy):
 
     def __post_init__(self) -> None:
         choose(self.schedule, "schedule", SCHEDULES)
-        for name in ("stages", "num_microbatches", "stages_per_rank"):
-            value = getattr(self, name)
-            if name == "num_microbatches" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(
-                    f"Pipeline({name}={value!r})",
-                    f"{name} is a whole number of at least 1",
-                    f"write {name}=2, or leave it out",
-                )
+        check_count("Pipeline", "stages", self.stages)
+        check_count("Pipeline", "stages_per_rank", self.stages_per_rank)
+        if self.num_microbatches is not None:
+            check_count("Pipeline", "num_microbatches", self.num_microbatches)
         if self.split is not None and len(self.split) != self.stages - 1:
             raise ConfigError(
                 f"Pipeline(stages={self.stages}) with a split of {len(self.split)} names",
@@ -278,6 +264,26 @@ def check_fills(asked: str, together: int, world_size: int) -> None:
             f"{asked} in a world of {world_size} ranks",
             f"groups of {together} ranks do not fill it",
             f"launch a multiple of {together} processes, or ask for divisors of {world_size}",
+        )
+
+
+def check_count(owner: str, name: str, value: Any, least: int = 1) -> None:
+    """Raise ConfigError unless ``value``, given as ``owner(name=...)``, counts from ``least`` on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"{owner}({name}={value!r})",
+            f"{name} is a whole number of at least {least}",
+            f"write {name}={least + 1}, or leave it out",
+        )
+
+
+def check_norm(owner: str, name: str, value: Any) -> None:
+    """Raise ConfigError unless ``value`` is a norm that gradients can be cut to."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(
+            f"{owner}({name}={value!r})",
+            "it is the largest norm of the gradients of an update",
+            f"write {name}=1.0, or leave it out",
         )
 
 

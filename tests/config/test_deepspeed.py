@@ -53,8 +53,9 @@ def test_what_is_left_out_of_a_wish_is_what_the_configuration_says() -> None:
             "DeepSpeed(offload_param='cpu', zero_stage=2)",
             "zero_stage=3",
         ),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0", "at least 1"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0", "steps=2, or leave"),
         ({"gradient_clipping": "a"}, "gradient_clipping='a'", "1.0"),
+        ({"gradient_clipping": -1}, "gradient_clipping=-1", "1.0"),
         ({"zero_stage": 2, "config": OWN}, "zero_optimization.stage=3", "leave zero_stage out"),
         (
             {"config": {"zero_optimization": {"stage": 3, "round_robin_gradients": True}}},

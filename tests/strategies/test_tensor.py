@@ -116,7 +116,7 @@ def test_one_rank_alone_cannot_divide_layers() -> None:
 
 @pytest.mark.parametrize("size", [0, True, "2"])
 def test_a_size_counts_ranks(size: Any) -> None:
-    with pytest.raises(ConfigError, match="how many ranks compute each layer together"):
+    with pytest.raises(ConfigError, match="size is a whole number of at least 1"):
         TensorParallel(size=size)
 
 
