@@ -149,25 +149,9 @@ assert not torch.cuda.is_initialized(), "This notebook has not opened a GPU."
 print("No GPU is held by this notebook.")
 
 # %% [markdown]
-# ## Exercises
+# ## 6. A mistake worth making
 #
-# **1.** You share a computer with four GPUs. A friend uses the first two, which have the numbers 0 and
-# 1. You want the other two. What do you write for `device=...`? Lists of numbers are allowed.
-
-# %%
-answer = None  # write the list here, like [7, 9]
-
-# %%
-print(compare(answer, [2, 3]))
-
-# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
-# Solution: click to open
-answer = [2, 3]  # GPUs are counted from 0, so the third and the fourth are 2 and 3
-assert compare(answer, [2, 3]).startswith("Yes")
-print("notebook_launcher(main, num_processes=2, device=[2, 3])")
-
-# %% [markdown]
-# **2.** What happens if you ask for a GPU that is not there? Guess, then run the cell.
+# You may name GPUs by their numbers, in a list. What if you ask for one that is not there?
 
 # %%
 try:
@@ -178,6 +162,37 @@ except ValueError as error:
 # %% [markdown]
 # Nothing was started. The message says what is wrong, why, and what to do.
 #
+# ## Exercises
+#
+# **1.** You share a computer with four GPUs. They are counted from 0. A friend uses the first two. You
+# want the other two. Which list do you write for `device=...`?
+
+# %%
+answer = None  # write the list here, like [7, 9]
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+all_four, the_friends = range(4), [0, 1]
+left = [number for number in all_four if number not in the_friends]
+check(answer and sorted(answer), left)  # in any order
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+answer = [2, 3]  # counted from 0, the third and the fourth are 2 and 3
+assert answer == left
+print(f"notebook_launcher(main, num_processes=2, device={answer})")
+
+# %% [markdown]
 # ## Remember
 #
 # * A device is a chip that does the arithmetic: a CPU, or a GPU if there is one.

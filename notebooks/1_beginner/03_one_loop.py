@@ -216,15 +216,34 @@ assert "accelerator.backward" in said, "The message names the line to write."
 # %%
 answer = None  # write a number
 
+
 # %%
-bigger = notebook_launcher(learn_rides, args=(64,), num_processes=2, device="auto-or-cpu")
-print(compare(answer, len(bigger.history["loss"])))
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+def handfuls(together):
+    """How many handfuls of rides a worker has in a round: before `prepare`, and after it."""
+    accelerator = Accelerator()
+    loader = DataLoader(rides, batch_size=together // accelerator.num_processes)
+    return len(loader), len(accelerator.prepare(loader))
+
+
+before, after = notebook_launcher(handfuls, (64,), num_processes=2, device="auto-or-cpu")[0]
+check(answer, 12 * after)
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
 answer = 512 // 64 * 12  # 8 handfuls of 64 rides make one round, and there are 12 rounds
+bigger = notebook_launcher(learn_rides, args=(64,), num_processes=2, device="auto-or-cpu")
 assert answer == len(bigger.history["loss"])
-print(answer)
+check(answer, 12 * after)
 
 # %% [markdown]
 # **2.** The four lines that make a loop portable: which one hands out the work? Write its name, with
@@ -234,13 +253,15 @@ print(answer)
 answer = None  # write "Accelerator", "prepare", "backward" or "print"
 
 # %%
-print(compare(answer, "prepare"))
+check(answer, "prepare" if after < before else "print")
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
 answer = "prepare"
-assert hasattr(Accelerator, answer)
-print("accelerator.prepare gives each worker its own share of the loader")
+assert 2 * after == before, "Behind `prepare`, each of two workers has half of the handfuls."
+print(
+    f"{before} handfuls of 32 rides before accelerator.{answer}, {after} of them for each after it"
+)
 
 # %% [markdown]
 # ## Remember

@@ -232,56 +232,81 @@ assert list(again) == ["fine", "fine"], "No restart, no leftovers."
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Repair part 5: here it is once more, and one line is wrong. Change it so that both workers gather.
-# It returns how many scores each worker has then: 2, if you are right.
+# **1.** Repair part 5. Worker 0 has the score 1, worker 1 has the score 2, and both want both of them.
+# Both call your function. What stands in it?
 
 
 # %%
-def repaired():
-    accelerator = Accelerator()
-    score = torch.tensor([1.0], device=accelerator.device)
-    scores = [score]  # change this line, so that both workers gather
-    accelerator.wait_for_everyone()
-    return len(scores)
+def both_scores(accelerator, score):
+    """Give the scores of both workers, on each of them."""
+    ...
 
 
 # %%
-run = notebook_launcher(repaired, num_processes=2, device="auto-or-cpu")
-print("Yes: each worker has both scores." if run[0] == 2 else "Not yet: only one score.")
+def check_scores(function):
+    def main():
+        accelerator = Accelerator()
+        mine = torch.tensor([1.0 + accelerator.process_index], device=accelerator.device)
+        return function(accelerator, mine)
+
+    run = notebook_launcher(main, num_processes=2, device="auto-or-cpu")
+    if run[0] is None and run[1] is None:
+        return "Not answered yet."
+    got = [None if scores is None else scores.tolist() for scores in run]
+    if got == [[1, 2], [1, 2]]:
+        return "Yes: each worker has both scores."
+    return (
+        f"Not right: from the scores 1 and 2 they have {got[0]} and {got[1]}, in place of [1, 2]."
+    )
+
+
+print(check_scores(both_scores))
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-def repaired():
-    accelerator = Accelerator()
-    score = torch.tensor([1.0], device=accelerator.device)
-    scores = accelerator.gather(score)  # both workers come here
-    accelerator.wait_for_everyone()
-    return len(scores)
+def both_scores(accelerator, score):
+    return accelerator.gather(score)  # no `if`: both workers come here
 
 
-run = notebook_launcher(repaired, num_processes=2, device="auto-or-cpu")
-assert list(run) == [2, 2], "one value from each worker, and both have both"
+said = check_scores(both_scores)
+assert said.startswith("Yes"), said
+print(said)
 
 # %% [markdown]
-# **2.** A cell ends with this message. Which single thing do you change?
-#
-# ```text
-# ConfigError: num_processes=4, but 2 CUDA devices to use
-#   why: each rank needs an accelerator of its own
-#   do:  pass num_processes=2; or train on the CPU with device="cpu"
-# ```
+# **2.** A cell on a computer with some GPUs ends with this message. You want all of its GPUs to work. What
+# do you write for `num_processes=...`?
+
+# %%
+message = """ConfigError: num_processes=4, but 2 CUDA devices to use
+  why: each rank needs an accelerator of its own
+  do:  pass num_processes=2; or train on the CPU with device="cpu"
+"""
+print(message)
 
 # %%
 answer = None  # write the number for num_processes=...
 
+
 # %%
-print(compare(answer, 2))
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+told = message.split("do:")[1]  # what to do stands in the last line
+check(answer, int(told.split("num_processes=")[1].split(";")[0]))
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-answer = 2  # the last line says it
-assert compare(answer, 2).startswith("Yes")
+answer = 2
+assert f"pass num_processes={answer};" in message, "The last line says it."
+assert f"but {answer} CUDA devices" in message, "And so does the first: a worker for each GPU."
 
 # %% [markdown]
 # ## Remember

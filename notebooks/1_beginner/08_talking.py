@@ -187,16 +187,28 @@ except RanksStuck as error:
 # list, then run.
 
 # %%
-answer = None  # write a list, like [3, 4]
+answer = None  # write two numbers, like [3, 4]
+
 
 # %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
 tried = playground.all_reduce([[1, 2], [10, 20]])
-print(compare(answer, list(tried.after[0])))
+check(answer and list(answer), list(tried.after[0]))
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-answer = [1 + 10, 2 + 20]
-assert answer == list(tried.after[0])
+answer = [1 + 10, 2 + 20]  # place by place
+assert answer == list(tried.after[0]) == list(tried.after[1])
+tried
 
 # %% [markdown]
 # **2.** Two workers marked an exam. Worker 0 had 7 right of 10, worker 1 had 9 right of 10. Which
@@ -206,29 +218,38 @@ assert answer == list(tried.after[0])
 answer = None  # write "all_reduce", "all_gather", "reduce_scatter" or "broadcast"
 
 # %%
-if answer is not None:
-    holds = getattr(playground, answer)([[7, 10], [9, 10]]).after[1]
-    print(f"worker 1 holds {holds}:", "yes!" if holds == (16, 20) else "not yet")
+exam = [[7, 10], [9, 10]]  # right, and seen, on each worker
+held = {
+    "all_reduce": playground.all_reduce(exam).after,
+    "all_gather": playground.all_gather(exam).after,
+    "reduce_scatter": playground.reduce_scatter(exam).after,
+    "broadcast": playground.broadcast(exam).after,
+}
+if answer in held:
+    print(f"worker 0 holds {held[answer][0]}, worker 1 holds {held[answer][1]}")
+check(answer, next(name for name, after in held.items() if after == ((16, 20), (16, 20))))
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-assert playground.all_reduce([[7, 10], [9, 10]]).after == ((16, 20), (16, 20))
+answer = "all_reduce"
+assert held[answer][0] == held[answer][1] == (7 + 9, 10 + 10), "16 of 20, and both know it."
 
 # %% [markdown]
-# **3.** Let two ranks bring buffers of different lengths to `all_reduce`: `[[1, 2], [3]]`. What do you
-# expect? Read the message.
+# **3.** Two ranks bring buffers of different lengths to `all_reduce`: `[[1, 2], [3]]`. Does it work, or are
+# they stuck?
 
 # %%
 answer = None  # write "works" or "stuck"
 
 # %%
 uneven = playground.all_reduce([[1, 2], [3]])
-print(compare(answer, "stuck" if uneven.error else "works"))
-uneven
+check(answer, "stuck" if uneven.error else "works")
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-assert uneven.error is not None and "different sizes" in str(uneven.error)
+answer = "stuck"
+assert uneven.after is None and "different sizes" in str(uneven.error), "Read what it says."
+uneven
 
 # %% [markdown]
 # ## Remember
