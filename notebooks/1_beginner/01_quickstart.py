@@ -200,24 +200,40 @@ def main():
         if epoch % 3 == 2:
             accelerator.print(f"epoch {epoch}: {accuracy:.1%} of {num_seen} exam pictures right")
 
-    return model, accuracy
+    return model, accuracy, num_seen
 
 
 # %% [markdown]
 # ## 5. Go
 #
-# **Before you run the next cell, make a guess.** Two workers run the same `main`. How many times
-# will each `epoch ...` line be printed: once or twice? And how many exam pictures will be counted:
-# 297, or a few more, because 297 cannot be cut into two equal halves?
-#
+# **Before you run the launch, make a guess.** Two workers run the same `main`. How many times will
+# each `epoch ...` line be printed: once or twice? And how many exam pictures will be counted: 297,
+# or a few more, because 297 cannot be cut into two equal halves?
+
+# %%
+guess_times, guess_pictures = None, None  # write two numbers
+
+# %% [markdown]
 # Then run it, and watch the curve. Nobody wrote code for that curve: `accelerator.backward` saw
 # every loss.
 
 # %%
 run = notebook_launcher(main, num_processes=2, device="auto-or-cpu")
 
+
+# %%
+def compare(guess, truth):
+    """Say whether a guess is right; without one, only say what is."""
+    if guess is None:
+        return f"The answer is {truth}."
+    return f"Yes, it is {truth}." if guess == truth else f"You said {guess}, it is {truth}. Why?"
+
+
+print("times printed:   ", compare(guess_times, "".join(run.logs).count("epoch 11:")))
+print("pictures counted:", compare(guess_pictures, run[0][2]))
+
 # %% [markdown]
-# `accelerator.print` speaks once for all workers, and all 297 pictures were counted, each one once.
+# `accelerator.print` speaks once for all workers, and every picture was counted exactly once.
 #
 # The first line said where the workers ran. With `device="auto-or-cpu"` two GPUs are used if there
 # are two, and two processes on the CPU if not.
@@ -225,11 +241,11 @@ run = notebook_launcher(main, num_processes=2, device="auto-or-cpu")
 # %% [markdown]
 # ## 6. What came back
 #
-# `run[0]` is what worker 0 returned: here the trained network and its accuracy. `run[1]` is the
-# other worker's. Nothing has to be saved to a file and loaded again.
+# `run[0]` is what worker 0 returned: here the trained network, its accuracy, and how many pictures
+# that is of. `run[1]` is the other worker's. Nothing has to be saved to a file and loaded again.
 
 # %%
-trained, accuracy = run[0]
+trained, accuracy, num_seen = run[0]
 
 assert accuracy >= 0.97, f"Only {accuracy:.1%}: let it train longer than 12 epochs."
 assert run[1][1] == accuracy, "Both workers marked the same exam, so they should agree."
@@ -280,6 +296,47 @@ again = notebook_launcher(lambda: "still here", num_processes=2, device="auto-or
 print(again[0], again[1])
 
 # %% [markdown]
+# ## Exercises
+#
+# **1.** With two workers a round through the 1,500 pictures was 94 steps, on 8 pictures from each.
+# Now one worker does it all, still with 8 pictures at a time. How many steps is a round then? (The
+# last one may have fewer pictures.)
+
+# %%
+answer = None  # write a number
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+def steps_of_a_round():
+    accelerator = Accelerator()
+    return len(accelerator.prepare(DataLoader(to_learn, batch_size=8)))
+
+
+alone = notebook_launcher(steps_of_a_round, num_processes=1, device="auto-or-cpu")
+check(answer, alone[0])
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+answer = 1500 // 8 + 1  # 187 steps on 8 pictures, and one on the last 4
+assert answer == alone[0] == 2 * len(losses) // 12, "Twice as many as two workers needed."
+check(answer, alone[0])
+
+# %% [markdown]
+# **More to try**
+#
+# * Launch with `num_processes=1` *and* `batch_size=16`. Compare its curve with that of two workers.
+# * Press the square stop button in the middle of a run, then look at what you still have.
+#
 # ## What to remember
 #
 # * Four lines: the import, `Accelerator()`, `prepare(...)`, `accelerator.backward(loss)`.
@@ -287,12 +344,6 @@ print(again[0], again[1])
 # * The batch size is **per worker**: 2 workers with 8 each are one step on 16 pictures.
 # * Print with `accelerator.print`, count with `accelerator.gather_for_metrics`.
 # * After an error, go on. No restart.
-#
-# ## Try it
-#
-# * Launch with `num_processes=1`. How many steps does `run.history["loss"]` have now, and why?
-# * Set `num_processes=1` *and* `batch_size=16`. Compare its curve with that of two workers.
-# * Press the square stop button in the middle of a run, then look at what you still have.
 #
 # ## What next
 #
