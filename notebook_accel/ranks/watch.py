@@ -7,7 +7,8 @@ The rest of the worker side calls collectives through here, with torch's own nam
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from notebook_accel.config.placement import FAKE
 from notebook_accel.events import context
-from notebook_accel.events.pulse import FORWARD, KINDS, Pulse
+from notebook_accel.events.pulse import FORWARD, KINDS, RETURN, Pulse
 from notebook_accel.ranks.hooks import Hook
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
@@ -26,6 +27,28 @@ def pulse() -> Pulse | None:
     """Where this rank notes what it waits in; None when nobody looks."""
     worker = context.current()
     return None if worker is None else worker.pulse
+
+
+@contextmanager
+def meeting(own: Pulse | None, kind: int) -> Iterator[None]:
+    """Note that this rank waits for others inside the block; what it calls there is part of that.
+
+    A block that fails is not left: where a rank's story ended must stay visible. Calls that last
+    microseconds write this out: the way to the person's line is shorter then, and known.
+    """
+    if own is None:
+        yield
+        return
+    if kind == RETURN:
+        own.came_back()
+    else:
+        own.enter(kind)
+    own.quiet = True
+    try:
+        yield
+    finally:
+        own.quiet = False
+    own.leave()  # not in the finally
 
 
 def watch_forward(

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from notebook_accel.data.loader import other_process
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.runtime.clock import Clock
-from notebook_accel.strategies.base import Engine
+from notebook_accel.strategies.base import Engine, parameters_of
 
 
 class PreparedOptimizer(Optimizer):
@@ -141,8 +141,7 @@ class PreparedOptimizer(Optimizer):
 
     def _clip(self, norm: float) -> None:
         self.settle()
-        trained = [one for group in self.param_groups for one in group["params"]]
-        self._engine.clip_grad_norm(trained, norm)
+        self._engine.clip_grad_norm(parameters_of(self.inner), norm)
 
     def settle(self) -> None:
         """Make gradients what the step will use: the short window's mean, without loss scale."""

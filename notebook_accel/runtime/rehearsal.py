@@ -21,7 +21,7 @@ from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.runtime.unprepared import check_loader, warn_of_no_model
-from notebook_accel.strategies.base import Engine
+from notebook_accel.strategies.base import Engine, parameters_of
 from notebook_accel.strategies.compiled import is_compiled_module
 
 REHEARSAL_STEPS = 4
@@ -61,12 +61,11 @@ class Rehearsal:
         self._num_backward = num_backward[0]  # as of the last step
         self._said_direct = False
         inner: Optimizer = optimizer.inner
-        groups = inner.param_groups
-        probes = [one for group in groups for one in group["params"] if one.requires_grad]
+        probes = [one for one in parameters_of(inner) if one.requires_grad]
         self._handles: list[Any] = []
         if probes:
             self._handles = [
-                probes[-1].register_hook(self._gradient),
+                probes[-1].register_hook(self._gradient),  # type: ignore[no-untyped-call]
                 inner.register_step_pre_hook(self._step),
             ]
 
@@ -134,7 +133,7 @@ class Rehearsal:
         if gradients is None or self._is_held:
             return
         if not gradients.is_brought:
-            mine = [one.grad for group in self._optimizer.param_groups for one in group["params"]]
+            mine = [one.grad for one in parameters_of(self._optimizer)]
             gradients.bring(fingerprint(mine) if wanted("unprepared-model") else None)
         if self._world.rank != 0:
             return
@@ -194,12 +193,7 @@ class Rehearsal:
                 )
 
     def _check_device(self, person: FrameType | None) -> None:
-        found = {
-            one.device
-            for group in self._optimizer.param_groups
-            for one in group["params"]
-            if one.grad is not None
-        }
+        found = {one.device for one in parameters_of(self._optimizer) if one.grad is not None}
         wrong = misplaced(found, self._world.device)
         if wrong is not None:
             rails.warn(
@@ -213,7 +207,7 @@ class Rehearsal:
 
     def _find_models(self) -> list[weakref.ref[nn.Module]]:
         """Find the wrapped models that hold this optimizer's parameters, and watch their calls."""
-        mine = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
+        mine = set(map(id, parameters_of(self._optimizer)))
         every = self._every.models
         holders = [one for one in every if any(id(part) in mine for part in one.parameters())]
         self._is_held = bool(holders)

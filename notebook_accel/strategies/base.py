@@ -64,15 +64,28 @@ class Layout:
         return max(self.num_averaged, self.data_size) > 1
 
 
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """List the parameters of all groups of an optimizer."""
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def move_state(optimizer: Optimizer, device: torch.device) -> None:
+    """Bring an optimizer's state to ``device``, where its parameters are now."""
+    if optimizer.state and device.type != "cpu":
+        optimizer.load_state_dict(optimizer.state_dict())  # reloading its own state moves it
+
+
 class Engine:
     """The single-device engine: moves, computes, scales, clips, steps.
 
     ``kind`` is what Accelerate calls a way to share a model; None where each rank has the whole.
+    ``shares_states`` says that no rank alone knows a whole state, so that saving takes all ranks.
     ``clips_at`` is the norm that the gradients of every update are cut to, whatever the loop does.
     ``overflows_apart`` says that ranks hold unlike gradients when their loss scale is removed.
     """
 
     kind: DistributedType | None = None
+    shares_states = False
     clips_at: float | None = None
     overflows_apart = False
 
@@ -83,6 +96,8 @@ class Engine:
         if world.rank == 0:
             precision.announce()
         self.layout = Layout()
+        self._pulse = watch.pulse()
+        self._apart: set[int] = set()  # models whose gradients stay apart whatever windows say
         self._ran: set[int] = set()  # optimizers that the loss scaler let step
 
     @property
@@ -114,9 +129,8 @@ class Engine:
         """
         models = tuple(self.place(model, device_placement) for model in parts.models)
         for optimizer in parts.optimizers:
-            if device_placement and optimizer.state and self.world.device.type != "cpu":
-                # Reloading its own state moves it to where the parameters are now.
-                optimizer.load_state_dict(optimizer.state_dict())
+            if device_placement:
+                move_state(optimizer, self.world.device)
             if self.scales:
                 optimizer.register_step_post_hook(self._note_step)
         return Parts(models, parts.optimizers, parts.schedulers)
@@ -178,16 +192,32 @@ class Engine:
         upcast_outputs(uncompiled(self.unwrap(model)), upcast)
 
     def set_sync(self, model: nn.Module, sync: bool) -> None:
-        """Say whether the next backward through ``model`` averages gradients over ranks."""
+        """Say whether the next backward through ``model`` averages gradients over ranks.
+
+        Inside ``no_sync`` it changes nothing.
+        """
+
+    def syncs(self, model: nn.Module) -> bool:
+        """Whether the next backward through ``model`` averages gradients over ranks."""
+        return True
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Keep gradients of this rank to itself inside the block."""
+        """Keep gradients of this rank to itself inside the block, also through whole windows."""
+        if self._is_apart(model):
+            yield
+            return
+        before = self.syncs(model)
         self.set_sync(model, False)
+        self._apart.add(id(uncompiled(model)))
         try:
             yield
         finally:
-            self.set_sync(model, True)
+            self._apart.discard(id(uncompiled(model)))
+            self.set_sync(model, before)
+
+    def _is_apart(self, model: nn.Module) -> bool:
+        return id(uncompiled(model)) in self._apart
 
     def autocast(self, **cast: Any) -> Any:
         """Give the context in which forward passes run in this engine's precision.
@@ -227,10 +257,9 @@ class Engine:
 
     def scale_gradients(self, optimizer: Optimizer, factor: float | Tensor) -> None:
         """Multiply the averaged gradients of ``optimizer``'s parameters by ``factor``."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Remove the loss scale from the gradients; once between two steps."""
@@ -254,7 +283,7 @@ class Engine:
 
     def trained(self, optimizer: Optimizer) -> list[Tensor]:
         """List the parameters that ``optimizer`` trains, as the model has them."""
-        return [one for group in optimizer.param_groups for one in group["params"]]
+        return parameters_of(optimizer)
 
     def numel(self, parameter: Tensor) -> int:
         """Count the elements of the whole of ``parameter``."""
@@ -304,9 +333,9 @@ class Engine:
         return id(optimizer) in self._ran, None
 
     @property
-    def shares_states(self) -> bool:
-        """Whether a rank alone does not know the whole state, so that saving takes all ranks."""
-        return False
+    def _keeps(self) -> bool:
+        """Whether this rank is the one of its machine that keeps whole states."""
+        return self.world.placement.local_rank == 0
 
     def kept_state(self, model: nn.Module) -> dict[str, Any]:
         """Give the model's state as a checkpoint keeps it: whole, or this rank's parts of it."""

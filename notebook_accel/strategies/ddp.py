@@ -38,9 +38,7 @@ class DDPEngine(Engine):
             if not one.name.startswith("comm_") and getattr(wish, one.name) != one.default
         }
         self._hook = (wish.comm_hook, wish.comm_wrapper, wish.comm_state_option)
-        self._apart: set[int] = set()  # models whose gradients stay apart whatever windows say
         self._wrapped: list[DistributedDataParallel] = []
-        self._pulse = watch.pulse()
 
     def release(self) -> None:
         """Let go of all models."""
@@ -108,23 +106,12 @@ class DDPEngine(Engine):
 
     def set_sync(self, model: nn.Module, sync: bool) -> None:
         """Say whether the next backward through ``model`` averages gradients over ranks."""
-        if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = sync and id(model) not in self._apart
+        if isinstance(model, DistributedDataParallel) and id(model) not in self._apart:
+            model.require_backward_grad_sync = sync
 
-    @contextmanager
-    def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Keep gradients of this rank to itself inside the block, also through whole windows."""
-        if not isinstance(model, DistributedDataParallel) or id(model) in self._apart:
-            yield
-            return
-        before = model.require_backward_grad_sync
-        self._apart.add(id(model))
-        model.require_backward_grad_sync = False
-        try:
-            yield
-        finally:
-            self._apart.discard(id(model))
-            model.require_backward_grad_sync = before
+    def syncs(self, model: nn.Module) -> bool:
+        """Whether the next backward through ``model`` averages gradients over ranks."""
+        return not isinstance(model, DistributedDataParallel) or _averages(model)
 
 
 def _as_it_is(state, bucket):  # type: ignore[no-untyped-def] # torch wants no strings there

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,22 +24,23 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.events.pulse import BACKWARD
 from notebook_accel.ranks import watch
-from notebook_accel.ranks.shards import is_sharded, part_like, wholes
+from notebook_accel.ranks.shards import is_sharded, wholes
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies import lean, sharding
-from notebook_accel.strategies.base import Engine, Layout, Parts
+from notebook_accel.strategies.base import Layout, Parts
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
 from notebook_accel.strategies.blocks import can_be_cut, find_blocks, modules_named
 from notebook_accel.strategies.compiled import refuse_whole_graph, uncompiled
 from notebook_accel.strategies.fp8 import share_scales
 from notebook_accel.strategies.homecoming import HOME
 from notebook_accel.strategies.layout import data_axes, mesh_of
+from notebook_accel.strategies.parts import PartsEngine
 from notebook_accel.strategies.precision import Precision
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class FSDPEngine(Engine):
+class FSDPEngine(PartsEngine):
     """Fully sharded data parallelism by torch's ``fully_shard``, over gloo or nccl."""
 
     kind = DistributedType.FSDP
@@ -50,13 +50,9 @@ class FSDPEngine(Engine):
         super().__init__(wish, world, precision)
         self.layout = Layout(world.rank, world.size)
         self._mesh = self._lay_out()
-        self._moved: sharding.Moved = {}
-        self._optimizers: list[Optimizer] = []
         self._saves_parts = wish.state_dict_type == "sharded_state_dict"
         self._parts: dict[int, int] = {}  # id of a model -> how many parts it was cut into
         self._syncs: dict[int, bool] = {}
-        self._apart: set[int] = set()  # models whose gradients stay apart whatever windows say
-        self._pulse = watch.pulse()
 
     def _lay_out(self) -> DeviceMesh:
         """Give the mesh whose last dimension shards, and one before it holds copies."""
@@ -74,11 +70,6 @@ class FSDPEngine(Engine):
         if self._mesh.ndim == 1:
             return self._mesh.get_group()
         return self._mesh._flatten("readers").get_group()  # torch has no public name for it
-
-    def release(self) -> None:
-        """Let go of all optimizers, and of the parameters that models have and had."""
-        self._optimizers.clear()
-        self._moved.clear()
 
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
 
@@ -121,11 +112,8 @@ class FSDPEngine(Engine):
         let_batch_norms_meet(model, self.world.device, self._readers())
         with sharding.tracked(model) as moved:
             given = lean.lift(model, self.world) if wish.cpu_ram_efficient_loading else None
-            if given is None and sharding.start_alike(model, self.world) and self.world.rank == 0:
-                print(
-                    "note: the ranks built models of different weights; all start from rank 0's "
-                    "(set_seed(...) before the model makes them alike)"
-                )
+            if given is None:
+                sharding.start_alike(model, self.world)
             if self.precision.eight_bits is not None:
                 # Offloaded shards cannot agree on scales: ranks of GPUs do not meet on the CPU.
                 gathers = not (wish.cpu_offload and self.world.device.type != "cpu")
@@ -213,66 +201,21 @@ class FSDPEngine(Engine):
     def set_sync(self, model: nn.Module, sync: bool) -> None:
         """Say whether the next backward through ``model`` averages gradients over ranks."""
         inner = uncompiled(model)
-        if not isinstance(inner, FSDPModule) or id(inner) in self._apart:
+        if not isinstance(inner, FSDPModule) or self._is_apart(inner):
             return
-        if self._syncs.get(id(inner), True) != sync:
+        if self.syncs(inner) != sync:
             inner.set_requires_gradient_sync(sync)
             self._syncs[id(inner)] = sync
 
-    @contextmanager
-    def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Keep gradients of this rank to itself inside the block, also through whole windows."""
-        inner = uncompiled(model)
-        if id(inner) in self._apart:
-            yield
-            return
-        before = self._syncs.get(id(inner), True)
-        self.set_sync(inner, False)
-        self._apart.add(id(inner))
-        try:
-            yield
-        finally:
-            self._apart.discard(id(inner))
-            self.set_sync(inner, before)
+    def syncs(self, model: nn.Module) -> bool:
+        """Whether the next backward through ``model`` averages gradients over ranks."""
+        return self._syncs.get(id(uncompiled(model)), True)
 
     def forget_pending(self, model: nn.Module) -> None:
         """Drop what micro-batches of a window that will never be whole have left."""
         sharding.forget_pending(uncompiled(model))
 
-    def current(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        """Give the parameters that are trained now in place of those a model had before."""
-        return [self._moved[id(one)][1] if id(one) in self._moved else one for one in parameters]
-
-    def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
-        """Measure the norm of all gradients together.
-
-        Ranks: all ranks call it.
-        """
-        return sharding.total_norm(parameters, norm_type)
-
-    def clip_grad_norm(
-        self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0
-    ) -> Tensor:
-        """Scale gradients so that their norm is at most ``max_norm``; give the norm before.
-
-        Ranks: all ranks call it.
-        """
-        listed = list(parameters)
-        norm = sharding.total_norm(listed, norm_type)
-        sharding.clip_to(listed, max_norm, norm)
-        return norm
-
-    def clip_grad_value(self, parameters: Iterable[Tensor], clip_value: float) -> None:
-        """Limit every element of every gradient to ``[-clip_value, clip_value]``."""
-        for group in sharding.by_mesh(parameters):  # one call of torch's takes no mixture
-            super().clip_grad_value(group, clip_value)
-
     # ── states ────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def shares_states(self) -> bool:
-        """Whether a rank alone does not know the whole state: always."""
-        return True
 
     def kept_state(self, model: nn.Module) -> dict[str, Any]:
         """Give the model's state as a checkpoint keeps it: whole, or this rank's parts of it.
@@ -289,7 +232,7 @@ class FSDPEngine(Engine):
         state = optimizer.state_dict()
         if self._saves_parts:
             return state
-        whole: dict[str, Any] = wholes(state, keep=self.world.placement.local_rank == 0)
+        whole: dict[str, Any] = wholes(state, self._keeps)
         return whole
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
@@ -297,17 +240,8 @@ class FSDPEngine(Engine):
 
         Ranks: all ranks call it.
         """
-        keep = self.world.placement.local_rank == 0
-        state: dict[str, Any] = wholes(self.unwrap(model).state_dict(), keep)
-        return state if keep else {}
-
-    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave, or the plain module's state; each rank takes its part."""
-        inner = self.unwrap(model)
-        own = inner.state_dict()
-        inner.load_state_dict(
-            {name: part_like(one, own[name]) if name in own else one for name, one in state.items()}
-        )
+        state: dict[str, Any] = wholes(self.unwrap(model).state_dict(), self._keeps)
+        return state if self._keeps else {}
 
 
 def num_copies(wish: FSDP, world: World) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from notebook_accel.config.placement import FAKE
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.events import context
+from notebook_accel.events.pulse import RETURN
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.shards import is_sharded, whole
 from notebook_accel.strategies.precision import plain_forward
@@ -88,7 +88,7 @@ class Homecoming:
         if not dist.is_initialized():  # the person has left the group: nobody can be asked
             return
         is_played = dist.get_backend() == FAKE  # what others have is made up: shapes are all
-        with _waiting():
+        with watch.meeting(watch.pulse(), RETURN):  # it waits there for the others
             every = [(met, gone)] if is_played else _told(met, gone)
             for index in sorted(set[int]().union(*(has for has, _ in every))):
                 first = next(rank for rank, (has, _) in enumerate(every) if index in has)
@@ -188,22 +188,6 @@ def _told(met: set[int], gone: set[int]) -> list[tuple[set[int], set[int]]]:
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (met, gone), group=group)
     return every
-
-
-@contextmanager
-def _waiting() -> Iterator[None]:
-    """Show that this rank has returned, and waits there for the others."""
-    pulse = watch.pulse()
-    if pulse is None:
-        yield
-        return
-    pulse.came_back()
-    pulse.quiet = True
-    try:
-        yield
-    finally:
-        pulse.quiet = False
-    pulse.leave()
 
 
 def _torchs(hook: Any) -> bool:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from notebook_accel.config.wishes import check_fills
+from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World, when_left
 
 
@@ -30,6 +31,19 @@ def mesh_of(world: World, replicas: int = 1, tp: int = 1, pp: int = 1) -> Device
     axes = {"dp_replicate": replicas, "dp_shard": world.size // known, "tp": tp, "pp": pp}
     kept = {name: size for name, size in axes.items() if size > 1 or name == "dp_shard"}
     return _mesh(world, tuple(kept.items()), id(dist.group.WORLD))
+
+
+def uneven_heads(what: str, num: int, size: int, axis: str) -> ConfigError:
+    """Explain that ``num`` heads do not divide over ``size`` ranks of an axis.
+
+    That is "tensor" or "sequence"; ``what`` has the heads.
+    """
+    otherwise = ', or write SequenceParallel(exchange="keys"), which does not divide heads'
+    return ConfigError(
+        f"{what}, to be divided over {size} ranks",
+        "a head is computed by one rank, and ranks must have equally many",
+        f"choose a {axis} parallel size that divides {num}{otherwise * (axis == 'sequence')}",
+    )
 
 
 def _named(sizes: Mapping[str, int]) -> str:

@@ -26,7 +26,7 @@ from notebook_accel.errors import ConfigError, MissingPackage
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import map_tensors
 from notebook_accel.ranks.world import World
-from notebook_accel.strategies.base import Layout
+from notebook_accel.strategies.base import Layout, parameters_of
 from notebook_accel.strategies.ddp import DDPEngine
 from notebook_accel.strategies.precision import Precision
 
@@ -34,6 +34,7 @@ from notebook_accel.strategies.precision import Precision
 class CoreEngine(DDPEngine):
     """Data parallelism around layers that megatron-core divides over ``tp_degree`` ranks."""
 
+    shares_states = True
     overflows_apart = True
 
     def __init__(self, wish: Megatron, world: World, precision: Precision) -> None:
@@ -105,11 +106,6 @@ class CoreEngine(DDPEngine):
 
     # ── states ────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def shares_states(self) -> bool:
-        """Whether a rank alone does not know the whole state: always."""
-        return True
-
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Give the model's whole state on the first rank of each machine, nothing on others.
 
@@ -121,7 +117,7 @@ class CoreEngine(DDPEngine):
             for name, one in state.items()
             if isinstance(one, Tensor)  # megatron-core's layers add places for fp8, which are empty
         }
-        return whole if self.world.placement.local_rank == 0 else {}
+        return whole if self._keeps else {}
 
     def load_into(self, model: nn.Module, state: dict[str, Any], strict: bool) -> Any:
         """Load a whole state; each rank takes its parts of it.
@@ -136,16 +132,12 @@ class CoreEngine(DDPEngine):
         empty = {name: one for name, one in own.items() if not isinstance(one, Tensor)}
         return super().load_into(model, {**empty, **cut}, strict)
 
-    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave; each rank takes its parts of it."""
-        self.load_into(model, state, strict=True)
-
     def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Give the optimizer's whole state.
 
         Ranks: all ranks call it.
         """
-        state, listed = optimizer.state_dict(), _listed(optimizer)
+        state, listed = optimizer.state_dict(), parameters_of(optimizer)
         whole = {
             index: map_tensors(partial(_joined_as, listed[index], self._group), entry)
             for index, entry in sorted(state["state"].items())
@@ -154,7 +146,7 @@ class CoreEngine(DDPEngine):
 
     def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Load a whole state; each rank takes its parts of it."""
-        listed = _listed(optimizer)
+        listed = parameters_of(optimizer)
         cut = {
             index: map_tensors(partial(_own_part_of, listed[index], self._group), entry)
             for index, entry in state["state"].items()
@@ -225,7 +217,3 @@ def _joined_as(parameter: Tensor, group: Any, tensor: Tensor) -> Tensor:
 
 def _own_part_of(parameter: Tensor, group: Any, full: Tensor) -> Any:
     return own_part(full, parameter, group)
-
-
-def _listed(optimizer: Optimizer) -> list[Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]

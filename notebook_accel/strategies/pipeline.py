@@ -6,8 +6,7 @@ Several ranks may share a stage: as copies, in parts, or with its layers divided
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,20 +20,21 @@ from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events.pulse import BACKWARD, FORWARD
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import map_tensors
-from notebook_accel.ranks.shards import part_like, wholes
+from notebook_accel.ranks.shards import wholes
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies import sharding, tensor
-from notebook_accel.strategies.base import Engine, Layout, Parts
+from notebook_accel.strategies.base import Layout, Parts, move_state, parameters_of
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.holdings import Holdings, weakly
 from notebook_accel.strategies.homecoming import HOME
 from notebook_accel.strategies.layout import mesh_of_stages
+from notebook_accel.strategies.parts import PartsEngine
 from notebook_accel.strategies.precision import Precision, plain_forward
 from notebook_accel.strategies.staged import Staged
 from notebook_accel.strategies.staged_model import StagedForward, refuse_of_another, watch_states
 
 
-class PipelineEngine(Engine):
+class PipelineEngine(PartsEngine):
     """Stages by torch's ``pipeline`` and its schedules; copies of the pipeline read other data."""
 
     wish: Pipeline
@@ -69,9 +69,6 @@ class PipelineEngine(Engine):
         self._group = mesh["pp"].get_group()
         self._shared = mesh[tuple(names[1:])] if len(names) > 1 else None
         self._models: dict[int, Staged] = {}
-        self._moved: sharding.Moved = {}
-        self._optimizers: list[Optimizer] = []
-        self._pulse = watch.pulse()
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -80,9 +77,8 @@ class PipelineEngine(Engine):
 
     def release(self) -> None:
         """Let go of all models and optimizers."""
+        super().release()
         self._models.clear()
-        self._optimizers.clear()
-        self._moved.clear()
 
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
 
@@ -142,25 +138,19 @@ class PipelineEngine(Engine):
             precision=self.precision,
             device=self.world.device,
         )
-        if sharding.start_alike(model, self.world) and self.world.rank == 0:
-            print(
-                "note: the ranks built models of different weights; all start from rank 0's "
-                "(set_seed(...) before the model makes them alike)"
-            )
+        sharding.start_alike(model, self.world)
         return staged
 
     def _settle(self, moved: sharding.Moved) -> None:
         self._moved.update(moved)
         for optimizer in self._optimizers:
             self._follow(optimizer)
-            if optimizer.state and self.world.device.type != "cpu":
-                # Reloading its own state moves it to where the parameters are now.
-                optimizer.load_state_dict(optimizer.state_dict())
+            move_state(optimizer, self.world.device)
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Let ``optimizer`` train what this rank has, and know nothing of what others have."""
         sharding.follow(optimizer, self._moved)
-        others: set[int] = set().union(*(one.holdings.others() for one in self._models.values()))
+        others = self._others()
         for parameter in [one for one in optimizer.state if id(one) in others]:
             del optimizer.state[parameter]
             parameter.grad = None
@@ -220,7 +210,7 @@ class PipelineEngine(Engine):
         factor: float | Tensor = weight
         if scaler is not None:  # all ranks scale alike, and each unscales its own stages
             factor = scaler.scale(torch.full((), weight, device=self.world.device))
-        with self._meeting(BACKWARD):
+        with watch.meeting(self._pulse, BACKWARD):
             return staged.train((inputs,), targets, loss_fn, factor)
 
     def evaluate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -234,27 +224,17 @@ class PipelineEngine(Engine):
                 "the last stage makes its output, and this rank is the only one that computes",
                 "leave evaluations out of a fake run",
             )
-        with self._meeting(FORWARD):
+        with watch.meeting(self._pulse, FORWARD):
             return self._staged(model).evaluate(args, kwargs)
 
     def set_sync(self, model: nn.Module, sync: bool) -> None:
         """Say whether the next backward through ``model`` averages gradients over its copies."""
-        self._staged(model).sync = sync
+        if not self._is_apart(model):
+            self._staged(model).sync = sync
 
-    @contextmanager
-    def _meeting(self, kind: int) -> Iterator[None]:
-        """Note that this rank waits for others inside the block."""
-        pulse = self._pulse
-        if pulse is None:
-            yield
-            return
-        pulse.enter(kind)
-        pulse.quiet = True
-        try:
-            yield
-        finally:
-            pulse.quiet = False
-        pulse.leave()
+    def syncs(self, model: nn.Module) -> bool:
+        """Whether the next backward through ``model`` averages gradients over its copies."""
+        return self._staged(model).sync
 
     # ── gradients ─────────────────────────────────────────────────────────────────────────────
 
@@ -262,42 +242,17 @@ class PipelineEngine(Engine):
         """Drop what micro-batches of a window that will never be whole have left."""
         self._staged(model).holdings.forget_pending()
 
-    def current(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        """Give the parameters that are trained now in place of those a model had before."""
-        return [self._moved[id(one)][1] if id(one) in self._moved else one for one in parameters]
-
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together, those of other stages too.
 
         Ranks: all ranks call it.
         """
-        own = sharding.total_norm(parameters, norm_type).to(self.world.device)
+        own = super().grad_norm(parameters, norm_type).to(self.world.device)
         norms = [torch.zeros_like(own) for _ in range(self.wish.num_ranks)]
         watch.all_gather(norms, own, group=self._group)
         return torch.nn.utils.get_total_norm(norms, norm_type)
 
-    def clip_grad_norm(
-        self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0
-    ) -> Tensor:
-        """Scale gradients so that their norm is at most ``max_norm``; give the norm before.
-
-        Ranks: all ranks call it.
-        """
-        listed = list(parameters)
-        norm = self.grad_norm(listed, norm_type)
-        sharding.clip_to(listed, max_norm, norm)
-        return norm
-
     # ── states ────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def shares_states(self) -> bool:
-        """Whether a rank alone does not know the whole state: always."""
-        return True
-
-    @property
-    def _keeps(self) -> bool:
-        return self.world.placement.local_rank == 0
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Give the model's whole state on the first rank of each machine, nothing on others.
@@ -308,14 +263,6 @@ class PipelineEngine(Engine):
         if holdings.is_settled:
             return holdings.state(self._keeps)
         return self.unwrap(model).state_dict() if self._keeps else {}
-
-    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave, or the plain module's state; each rank takes its own."""
-        inner = self.unwrap(model)
-        own = inner.state_dict()
-        inner.load_state_dict(
-            {name: part_like(one, own[name]) if name in own else one for name, one in state.items()}
-        )
 
     def foreign(self, model: nn.Module) -> dict[str, Tensor]:
         """Give what stands in ``model`` for parameters that other ranks have, by name."""
@@ -342,12 +289,11 @@ class PipelineEngine(Engine):
     def _whole_state(self, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
         """Bring each parameter's state from the rank of its stage."""
         own = optimizer.state_dict()
-        listed = [one for group in optimizer.param_groups for one in group["params"]]
         owners: dict[int, int] = {}
         for staged in self._models.values():
             owners.update(staged.holdings.owners())
         merged: dict[int, Any] = {}
-        for index, parameter in enumerate(listed):
+        for index, parameter in enumerate(parameters_of(optimizer)):
             owner = owners.get(id(parameter))
             told = [None]
             if owner in (None, self.layout.pipeline_rank):
@@ -361,14 +307,17 @@ class PipelineEngine(Engine):
 
     def _own_states(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """Leave out what other ranks have, of a state that ``optimizer`` is to load."""
-        others: set[int] = set().union(*(one.holdings.others() for one in self._models.values()))
-        listed = [one for group in optimizer.param_groups for one in group["params"]]
+        others, listed = self._others(), parameters_of(optimizer)
         own = {
             index: one
             for index, one in state["state"].items()
             if index >= len(listed) or id(listed[index]) not in others
         }
         return {**state, "state": own}
+
+    def _others(self) -> set[int]:
+        """Give the ids of parameters that other ranks have."""
+        return set[int]().union(*(one.holdings.others() for one in self._models.values()))
 
 
 def _copies(wish: Pipeline, world: World) -> int:

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from notebook_accel.errors import ConfigError, RuntimeMisuse
+from notebook_accel.errors import RuntimeMisuse
+from notebook_accel.strategies.layout import uneven_heads
 
 _NAME = "scaled_dot_product_attention"
 _plain = F.scaled_dot_product_attention
@@ -47,12 +48,7 @@ def ulysses(
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     num_heads = query.shape[1] if query.dim() == 4 else 1
     if num_heads % size:
-        raise ConfigError(
-            f"attention with {num_heads} heads, to be divided over {size} ranks",
-            "a head is computed by one rank, and ranks must have equally many",
-            f"choose a sequence parallel size that divides {num_heads}, or write "
-            'SequenceParallel(exchange="keys"), which does not divide heads',
-        )
+        raise uneven_heads(f"attention with {num_heads} heads", num_heads, size, "sequence")
     mask = _whole_mask(attn_mask, query, key, group)
     if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1:
         mask = mask.chunk(size, -3)[rank]

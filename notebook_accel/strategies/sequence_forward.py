@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from notebook_accel.errors import ConfigError, Explained, RuntimeMisuse
 from notebook_accel.ranks.collectives import map_tensors, tensors_of
+from notebook_accel.strategies.layout import uneven_heads
 from notebook_accel.strategies.precision import MixedForward, Precision
 from notebook_accel.strategies.sequence_attention import attending, summed
 from notebook_accel.strategies.sequence_parts import IGNORED, Group, shifted
@@ -118,7 +119,7 @@ class SequenceForward(MixedForward):
             and padding.shape[1:] == (length,)
             and is_transformers(model)
         ):
-            told["attention_mask"] = _whole_mask(group.whole(padding), model)
+            told["attention_mask"] = _mask_of_padding(group.whole(padding), model)
         labels = kwargs.get("labels")
         if kwargs.get("shift_labels") is not None or not self._shifts:
             return told
@@ -266,12 +267,7 @@ def check_model(model: nn.Module, size: int, exchange: str) -> None:
     found |= {one.num_heads for one in model.modules() if isinstance(one, nn.MultiheadAttention)}
     for num in sorted(found):
         if isinstance(num, int) and num % size:
-            raise ConfigError(
-                f"{name} has attention with {num} heads, to be divided over {size} ranks",
-                "a head is computed by one rank, and ranks must have equally many",
-                f"choose a sequence parallel size that divides {num}, or write "
-                'SequenceParallel(exchange="keys"), which does not divide heads',
-            )
+            raise uneven_heads(f"{name} has attention with {num} heads", num, size, "sequence")
 
 
 def takes_shifted_labels(model: nn.Module) -> bool:
@@ -290,7 +286,7 @@ def shifts(model: Any) -> bool:
     return callable(loss) and "shift_labels" in inspect.signature(loss).parameters
 
 
-def _whole_mask(padding: Tensor, model: nn.Module) -> Tensor | None:
+def _mask_of_padding(padding: Tensor, model: nn.Module) -> Tensor | None:
     """Give the mask of whole sequences for one with padding; None where it can be left out.
 
     That is, if nothing is padded, and if it is the ends of sequences whose tokens see earlier ones

@@ -32,8 +32,8 @@ META = b"meta"
 _RECOMPUTED = "_checkpoint_wrapped_module."  # what ``recompute`` puts into names
 
 
-def start_alike(model: nn.Module, world: World) -> bool:
-    """Let every rank's ``model`` begin with rank 0's state; tell whether it differed.
+def start_alike(model: nn.Module, world: World) -> None:
+    """Let every rank's ``model`` begin with rank 0's state; rank 0 says so where it differed.
 
     Ranks: all ranks call it.
     Errors: ConfigError where the models are not of one build.
@@ -47,9 +47,13 @@ def start_alike(model: nn.Module, world: World) -> bool:
             "build the same model on every rank",
         )
     if all(values == builds[0][1] for _, values in builds):
-        return False
+        return
     share_state(model, world)
-    return True
+    if world.rank == 0:
+        print(
+            "note: the ranks built models of different weights; all start from rank 0's "
+            "(set_seed(...) before the model makes them alike)"
+        )
 
 
 def fingerprint(model: nn.Module) -> tuple[bytes, bytes]:
@@ -131,9 +135,9 @@ def recompute(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
 def follow(optimizer: Optimizer, moved: Moved) -> None:
     """Let ``optimizer`` train the parameters that came in place of those it was made with."""
     for group in optimizer.param_groups:
-        group["params"] = [_now(one, moved) for one in group["params"]]
+        group["params"] = [now(one, moved) for one in group["params"]]
     for old in [one for one in optimizer.state if id(one) in moved]:
-        new = _now(old, moved)
+        new = now(old, moved)
         optimizer.state[new] = {
             name: part_like(value, new)
             if isinstance(value, Tensor) and value.shape == new.shape
@@ -142,7 +146,8 @@ def follow(optimizer: Optimizer, moved: Moved) -> None:
         }
 
 
-def _now(parameter: Tensor, moved: Moved) -> Tensor:
+def now(parameter: Tensor, moved: Moved) -> Tensor:
+    """Give the parameter that came in place of ``parameter``, or that itself."""
     return moved[id(parameter)][1] if id(parameter) in moved else parameter
 
 

@@ -25,7 +25,7 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.base import Layout, Parts
 from notebook_accel.strategies.fsdp import FSDPEngine, num_copies
-from notebook_accel.strategies.layout import data_axes, mesh_of, num_readers
+from notebook_accel.strategies.layout import data_axes, mesh_of, num_readers, uneven_heads
 from notebook_accel.strategies.precision import Precision
 
 if TYPE_CHECKING:
@@ -212,8 +212,4 @@ def _check_heads(model: nn.Module, size: int) -> None:
     for name in ("num_attention_heads", "num_key_value_heads"):
         num = getattr(config, name, None)
         if isinstance(num, int) and num % size:
-            raise ConfigError(
-                f"{type(model).__name__} has {name}={num}, to be divided over {size} ranks",
-                "a head is computed by one rank, and ranks must have equally many",
-                f"choose a tensor parallel size that divides {num}",
-            )
+            raise uneven_heads(f"{type(model).__name__} has {name}={num}", num, size, "tensor")

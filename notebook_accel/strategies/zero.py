@@ -53,6 +53,7 @@ class ZeroEngine(Engine):
     """ZeRO by DeepSpeed, on the process group that is there."""
 
     kind = DistributedType.DEEPSPEED
+    shares_states = True
     wish: DeepSpeed
 
     def __init__(self, wish: DeepSpeed, world: World, precision: Precision) -> None:
@@ -73,7 +74,6 @@ class ZeroEngine(Engine):
         self._held: list[Held] = []
         self._closed: set[int] = set()  # optimizers whose window is closed, and not stepped yet
         self._fed = False  # whether gradients wait
-        self._pulse = watch.pulse()
 
     def release(self) -> None:
         """Let go of all models."""
@@ -131,11 +131,7 @@ class ZeroEngine(Engine):
         dtypes = {name: one.dtype for name, one in inner.state_dict().items() if _is_float(one)}
         if not any(hasattr(one, "ds_id") for one in inner.parameters()):
             inner.to(self.world.device)
-            if sharding.start_alike(inner, self.world) and self.world.rank == 0:
-                print(
-                    "note: the ranks built models of different weights; all start from rank 0's "
-                    "(set_seed(...) before the model makes them alike)"
-                )
+            sharding.start_alike(inner, self.world)
         let_batch_norms_meet(inner, self.world.device)
         self.mix(model)
         engine, own = initialized(self.deepspeed, inner, optimizer, config, self.wish.config)
@@ -179,19 +175,11 @@ class ZeroEngine(Engine):
         if gradient is not None:
             loss = loss * gradient
         self._fed = True
-        if self._pulse is not None:
-            self._pulse.enter(BACKWARD)
-            self._pulse.quiet = True
-        try:
+        with watch.meeting(self._pulse, BACKWARD):
             if len(self._training) == 1:
                 self._training[0].engine.backward(loss, scale_wrt_gas=False, **kwargs)
             else:
                 loss.backward(**kwargs)  # type: ignore[no-untyped-call]
-        finally:
-            if self._pulse is not None:
-                self._pulse.quiet = False
-        if self._pulse is not None:
-            self._pulse.leave()
 
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
         """Clear gradients; after a step DeepSpeed has done so itself."""
@@ -310,11 +298,6 @@ class ZeroEngine(Engine):
         """Whether the runtime must take a loss scale off gradients: DeepSpeed does it itself."""
         return False
 
-    @property
-    def shares_states(self) -> bool:
-        """Whether a rank alone does not know the whole state: always."""
-        return True
-
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Give the model's whole state on the first rank of each machine, nothing on others.
 
@@ -340,20 +323,20 @@ class ZeroEngine(Engine):
 
         Ranks: all ranks call it.
         """
-        held = self._of_optimizer(optimizer)
-        if held is None:
-            return super().optimizer_state(optimizer)
-        return zero_parts.optimizer_state(held.engine, optimizer, held.groups, keep=True)
+        return self._whole_state(optimizer, keep=True)
 
     def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Give the optimizer's state as a checkpoint keeps it: whole, on the rank that writes.
 
         Ranks: all ranks call it.
         """
+        return self._whole_state(optimizer, self._keeps)
+
+    def _whole_state(self, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
         held = self._of_optimizer(optimizer)
         if held is None:
-            return super().kept_optimizer_state(optimizer)
-        return zero_parts.optimizer_state(held.engine, optimizer, held.groups, self._keeps)
+            return optimizer.state_dict()
+        return zero_parts.optimizer_state(held.engine, optimizer, held.groups, keep)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Load a whole state in torch's form; each rank takes its parts.
@@ -373,10 +356,6 @@ class ZeroEngine(Engine):
     @property
     def _training(self) -> list[Held]:
         return [one for one in self._held if one.optimizer is not None]
-
-    @property
-    def _keeps(self) -> bool:
-        return self.world.placement.local_rank == 0
 
     def _of_model(self, model: nn.Module) -> Held | None:
         inner = uncompiled(model)

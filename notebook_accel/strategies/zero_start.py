@@ -24,7 +24,7 @@ from notebook_accel.errors import ConfigError, MissingPackage
 from notebook_accel.events import context
 from notebook_accel.ranks.collectives import map_tensors
 from notebook_accel.ranks.world import World, leave_at_exit, when_left
-from notebook_accel.strategies.base import Parts
+from notebook_accel.strategies.base import Parts, parameters_of
 from notebook_accel.strategies.dummies import DummyOptim, DummyScheduler
 from notebook_accel.strategies.precision import MixedForward
 
@@ -104,7 +104,7 @@ def paired(parts: Parts) -> list[Optimizer | None]:
     owner = {id(one): i for i, model in enumerate(parts.models) for one in model.parameters()}
     pairs: list[Optimizer | None] = [None] * len(parts.models)
     for optimizer in parts.optimizers:
-        owners = {owner.get(id(one)) for group in optimizer.param_groups for one in group["params"]}
+        owners = {owner.get(id(one)) for one in parameters_of(optimizer)}
         index = owners.pop() if len(owners) == 1 else None
         if index is None or pairs[index] is not None:
             raise ConfigError(

@@ -248,3 +248,19 @@ def test_in_debug_mode_tensors_that_do_not_fit_are_refused_on_every_rank(
         assert "  do:  use pad_across_processes before" in said["gather"]
         assert "rank 0 [2] float32, rank 1 [2] int64" in said["reduce"]
         assert "rank 0 [2, 3] float32, rank 1 [3, 4] float32" in said["pad_across_processes"]
+
+
+def test_a_meeting_is_left_when_it_is_over_and_one_that_failed_stays_where_it_ended(
+    pulse: Any,
+) -> None:
+    own, words, _ = pulse
+    with watch.meeting(own, BACKWARD):
+        assert (own.is_in(BACKWARD), own.quiet) == (True, True)
+    assert (Beat.read(tuple(words)).inside, own.quiet) == (False, False)
+    with watch.meeting(own, KINDS.index("its return")):
+        assert Beat.read(tuple(words)).kind == "its return"
+    with pytest.raises(ValueError, match="on the way"), watch.meeting(own, BACKWARD):
+        raise ValueError("on the way")
+    assert (own.is_in(BACKWARD), own.quiet) == (True, False)
+    with watch.meeting(None, BACKWARD):  # nobody looks
+        pass

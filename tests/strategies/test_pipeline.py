@@ -239,6 +239,44 @@ def evaluates_and_refuses() -> dict[str, Any]:
     return told
 
 
+def stays_apart() -> list[bool]:
+    """Tell after each of three ways whether the copies of this rank's stages were averaged."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, strategy=Pipeline())
+    torch.manual_seed(0)
+    model = accelerator.prepare(Net())
+    reader = accelerator.process_index // 2
+    averaged = []
+
+    def batch() -> None:
+        accelerator.forward_backward(model, (X * (reader + 1), Y), mse)
+
+    def compare() -> None:
+        grads = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
+        sums = accelerator.gather(torch.cat(grads).sum())
+        rank = accelerator.process_index
+        averaged.append(bool(sums[rank] == sums[(rank + 2) % 4]))
+        model.zero_grad()
+
+    with accelerator.no_sync(model):  # a whole window
+        for _ in range(2):
+            with accelerator.accumulate(model):
+                batch()
+        compare()
+    with accelerator.accumulate(model):  # what is left of a micro-batch inside a window
+        with accelerator.no_sync(model):
+            batch()
+        batch()
+        compare()
+    with accelerator.accumulate(model):
+        batch()
+        compare()
+    return averaged
+
+
+def test_copies_of_a_pipeline_stay_apart_in_no_sync_whatever_windows_say() -> None:
+    assert launch(stays_apart, size=4) == [[False, False, True]] * 4
+
+
 def x_of(num_rows: int) -> torch.Tensor:
     return torch.linspace(-1, 1, num_rows * 4).view(num_rows, 4)
 
