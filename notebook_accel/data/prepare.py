@@ -61,41 +61,66 @@ def prepare_loader(
         rng_types if world.size > 1 else (),
         cut,
     )
-    reader = plain_copy(source)
     is_stream = isinstance(source.dataset, IterableDataset)
-    sharded = not is_stream and _already_sharded(source)
-    wanted = loading.dispatch_batches
-    dispatch = None
-    if data_size > 1 and not sharded and (is_stream if wanted is None else wanted):
-        dispatch = Dispatch(world, data_rank)
-        vars(reader)["pin_memory"] = False  # what travels need not be pinned
-    dealer: Dealer | None = None
-    own_shards = False
-    if is_stream:
-        if data_size > 1 and dispatch is None and data_size == world.size:
-            own_shards = can_shard(source.dataset, data_size) and not loading.split_batches
-        if own_shards:
-            whole: Any = source.dataset
-            vars(reader)["dataset"] = whole.shard(num_shards=data_size, index=data_rank)
-        elif data_size > 1:
-            rule = _rule(_stream_size(source, loading), source, seat, loading)
-            _share_stream(reader, rule, dispatch)
-        if loading.use_stateful_dataloader or is_stateful(source):
-            reader = stateful_copy(reader)
-    elif sharded:
-        _check_replicas(source, data_size)
-        dealer = _noting_dealer(source)
-    else:
-        dealer = _dealer(source, seat, loading, dispatch)
-    if dealer is not None:
-        name = "sampler" if source.batch_sampler is None else "batch_sampler"
-        vars(reader)[name] = dealer
-        if data_size > 1 and source.num_workers == 0 and dispatch is None:
-            apart = FetchedApart(source.dataset, source.collate_fn, data_rank)
-            vars(reader).update(dataset=apart, collate_fn=as_fetched)
-    even_shards = loading.even_batches
-    reading = Reading(source, reader, dealer, seat, dispatch, own_shards, even_shards)
+    wanted = is_stream if loading.dispatch_batches is None else loading.dispatch_batches
+    shared = data_size > 1 and (is_stream or _deals(source) is None)
+    dispatch = Dispatch(world, data_rank) if wanted and shared else None
+    read = _stream_reading if is_stream else _indexed_reading
+    reading = read(source, seat, loading, dispatch)
     return PreparedLoader(source, reading, Passes() if passes is None else passes)
+
+
+def _stream_reading(
+    source: DataLoader[Any],
+    seat: Seat,
+    loading: DataLoaderConfiguration,
+    dispatch: Dispatch | None,
+) -> Reading:
+    """Read a stream whole, by the rank's own shards of it, or in steps that are shared."""
+    dataset: Any = source.dataset
+    own_shards = False
+    if 1 < seat.size == seat.world.size and dispatch is None and not loading.split_batches:
+        own_shards = can_shard(dataset, seat.size)
+    parts: dict[str, Any] = {}
+    if own_shards:
+        parts["dataset"] = dataset.shard(num_shards=seat.size, index=seat.rank)
+    elif seat.size > 1:
+        rule = _rule(_stream_size(source, loading), source, seat, loading)
+        parts = _parts_for_steps(source, rule, for_all=dispatch is not None)
+    reader = _reader(source, dispatch, **parts)
+    if loading.use_stateful_dataloader or is_stateful(source):
+        reader = stateful_copy(reader)
+    return Reading(source, reader, None, seat, dispatch, own_shards, loading.even_batches)
+
+
+def _indexed_reading(
+    source: DataLoader[Any],
+    seat: Seat,
+    loading: DataLoaderConfiguration,
+    dispatch: Dispatch | None,
+) -> Reading:
+    """Read what is dealt of a dataset's indices."""
+    sampler = _deals(source)
+    if sampler is None:
+        dealer = _dealer(source, seat, loading, dispatch)
+    else:
+        _check_replicas(sampler, seat.size)
+        dealer = _noting_dealer(source, sampler)
+    parts: dict[str, Any] = {"sampler" if source.batch_sampler is None else "batch_sampler": dealer}
+    if seat.size > 1 and source.num_workers == 0 and dispatch is None:
+        parts["dataset"] = FetchedApart(source.dataset, source.collate_fn, seat.rank)
+        parts["collate_fn"] = as_fetched
+    reader = _reader(source, dispatch, **parts)
+    return Reading(source, reader, dealer, seat, dispatch, even_shards=loading.even_batches)
+
+
+def _reader(source: DataLoader[Any], dispatch: Dispatch | None, **parts: Any) -> DataLoader[Any]:
+    """Copy a person's loader, with other ``parts``."""
+    if dispatch is not None:
+        parts["pin_memory"] = False  # what travels need not be pinned
+    reader = plain_copy(source)
+    vars(reader).update(parts)  # a DataLoader refuses to have them set
+    return reader
 
 
 def _rule(
@@ -154,14 +179,16 @@ def _data_seed(loading: DataLoaderConfiguration, world: World) -> int | None:
     return int(broadcast(torch.tensor(torch.initial_seed() % 2**63), world).item())
 
 
-def _share_stream(reader: DataLoader[Any], rule: Rule, dispatch: Dispatch | None) -> None:
-    """Let ``reader`` read the steps of a stream, with the shares riding along."""
-    parts = vars(reader)
-    size = reader.batch_size
-    stream = stream_of_steps(reader.dataset, for_all=dispatch is not None)
-    parts["dataset"] = stream(reader.dataset, size, reader.drop_last, rule)
-    parts["collate_fn"] = CollateDealt(reader.collate_fn, size is None, dispatch is not None)
-    parts["batch_size"] = parts["batch_sampler"] = None  # a step is one item
+def _parts_for_steps(source: DataLoader[Any], rule: Rule, for_all: bool) -> dict[str, Any]:
+    """Give what a reader needs for the steps of a stream, with the shares riding along."""
+    size = source.batch_size
+    stream = stream_of_steps(source.dataset, for_all)
+    return {
+        "dataset": stream(source.dataset, size, source.drop_last, rule),
+        "collate_fn": CollateDealt(source.collate_fn, size is None, for_all),
+        "batch_size": None,  # a step is one item
+        "batch_sampler": None,
+    }
 
 
 def _stream_size(source: DataLoader[Any], loading: DataLoaderConfiguration) -> int | None:
@@ -176,28 +203,27 @@ def _batch_size(batches: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _samplers(loader: DataLoader[Any]) -> list[Any]:
+def _deals(loader: DataLoader[Any]) -> Any:
+    """Find what deals to ranks by itself in a loader; None where nothing does."""
     batches = loader.batch_sampler
-    found = [batches, getattr(batches, "sampler", None), loader.sampler]
-    return [one for one in found if hasattr(one, "num_replicas") and hasattr(one, "rank")]
+    found = (batches, getattr(batches, "sampler", None), loader.sampler)
+    return next(
+        (one for one in found if hasattr(one, "num_replicas") and hasattr(one, "rank")), None
+    )
 
 
-def _already_sharded(loader: DataLoader[Any]) -> bool:
-    return bool(_samplers(loader))
-
-
-def _check_replicas(loader: DataLoader[Any], data_size: int) -> None:
-    made_for = _samplers(loader)[0].num_replicas
-    if made_for != data_size:
+def _check_replicas(sampler: Any, data_size: int) -> None:
+    if sampler.num_replicas != data_size:
         raise ConfigError(
-            f"a loader's sampler deals to {made_for} ranks, but {data_size} read data here",
+            f"a loader's sampler deals to {sampler.num_replicas} ranks, but {data_size} read data "
+            "here",
             "a loader that already deals to ranks is left as it is",
             "give a plain DataLoader (shuffle=True or False): prepare deals its batches to ranks",
         )
 
 
-def _noting_dealer(loader: DataLoader[Any]) -> Dealer:
-    batches, sampler = loader.batch_sampler, _samplers(loader)[0]
+def _noting_dealer(loader: DataLoader[Any], sampler: Any) -> Dealer:
+    batches = loader.batch_sampler
     if type(batches) is BatchSampler and type(sampler) is DistributedSampler:
         return DistributedBatches(batches, sampler)
     return Dealer(loader.sampler if batches is None else batches)
