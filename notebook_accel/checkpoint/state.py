@@ -22,6 +22,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,19 +194,32 @@ class Checkpoint:
             "prepare the same models as then, or register the load hook that goes with the hook",
         )
 
-    def shared(self, field: str, wanted: int, **load_kwargs: Any) -> list[Any]:
-        """Read the states of all optimizers or schedulers.
+    def check(self, optimizers: int, schedulers: int, registered: int) -> None:
+        """Refuse other numbers of these than were saved, before anything is changed.
 
-        Errors: CheckpointError if there are not ``wanted`` of them.
+        A run without any optimizer or scheduler does not train: theirs are left in the files.
+
+        Errors: CheckpointError naming what there is too much or too little of.
         """
-        found = [load_pickled(self.path(name), **load_kwargs) for name in self._files(field)]
-        if len(found) != wanted:
+        for field, wanted in (("optimizers", optimizers), ("schedulers", schedulers)):
+            found = len(self._files(field))
+            if wanted and found != wanted:
+                raise CheckpointError(
+                    f"{self.folder} holds {found} {field}; this run prepared {wanted}",
+                    "states are matched by their order in prepare()",
+                    f"prepare the same {field} as when it was saved, in the same order",
+                )
+        found = len(self._custom_files())
+        if found != registered:
             raise CheckpointError(
-                f"{self.folder} holds {len(found)} {field}; this run prepared {wanted}",
-                "states are matched by their order in prepare()",
-                f"prepare the same {field} as when it was saved, in the same order",
+                f"{self.folder} holds {found} registered objects; this run registered {registered}",
+                "they are matched by their order in register_for_checkpointing()",
+                "register the same objects as when it was saved, in the same order",
             )
-        return found
+
+    def shared(self, field: str, **load_kwargs: Any) -> list[Any]:
+        """Read the states of all optimizers or schedulers."""
+        return [load_pickled(path, **load_kwargs) for path in self._paths(field)]
 
     def loaders(self) -> list[dict[str, Any]]:
         """Read where the main rank stood in the loaders; nothing from Accelerate's files."""
@@ -234,34 +248,22 @@ class Checkpoint:
         name = next((name for name in names if name.startswith("random_states_")), None)
         return None if name is None or not self.has(name) else self._random(self.path(name))
 
-    def custom(self, wanted: int, own: dict[str, Any] | None) -> Iterator[Any]:
-        """Read the registered objects' states: this rank's where it has its own. Any pickle.
-
-        Errors: CheckpointError if there are not ``wanted`` of them.
-        """
-        names: list[str] = []
-        while self.has(_custom(len(names))):
-            names.append(_custom(len(names)))
-        if len(names) != wanted:
-            raise CheckpointError(
-                f"{self.folder} holds {len(names)} registered objects; this run registered "
-                f"{wanted}",
-                "they are matched by their order in register_for_checkpointing()",
-                "register the same objects as when it was saved, in the same order",
-            )
+    def custom(self, own: dict[str, Any] | None) -> Iterator[Any]:
+        """Read the registered objects' states: this rank's where it has its own. Any pickle."""
         mine = {} if own is None else own.get("custom", {})
-        for i, name in enumerate(names):
+        for i, name in enumerate(self._custom_files()):
             if i in mine:
                 yield torch.load(io.BytesIO(mine[i].numpy().tobytes()), weights_only=False)
             else:
                 yield load_pickled(self.path(name), trusted=True)
 
+    def _custom_files(self) -> list[str]:
+        return [_custom(i) for i in weights.numbered(self.has, _custom)]
+
     def _files(self, field: str) -> list[str]:
         stem, end = next((stem, end) for name, stem, end in _SHARED if name == field)
-        names: list[str] = []
-        while self.has(_numbered(stem, end, len(names))):
-            names.append(_numbered(stem, end, len(names)))
-        return names
+        name = partial(_numbered, stem, end)
+        return [name(i) for i in weights.numbered(self.has, name)]
 
     def _paths(self, field: str) -> list[Path]:
         return [self.path(name) for name in self._files(field)]

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ from notebook_accel.ranks.collectives import bytes_of
 SAFE, UNSAFE = "model", "pytorch_model"
 SAFE_END, UNSAFE_END = ".safetensors", ".bin"
 INDEX_END = ".index.json"
+_EXPORTED = re.compile(
+    rf"({SAFE}(-\d{{5}}-of-\d{{5}})?{re.escape(SAFE_END)}"
+    rf"|{UNSAFE}(-\d{{5}}-of-\d{{5}})?{re.escape(UNSAFE_END)})({re.escape(INDEX_END)})?"
+)
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -59,6 +64,18 @@ def file_name(safe: bool, index: int = 0) -> str:
     """How the file of model ``index`` is called in a checkpoint."""
     stem, end = (SAFE, SAFE_END) if safe else (UNSAFE, UNSAFE_END)
     return f"{stem}_{index}{end}" if index else f"{stem}{end}"
+
+
+def models_in(has: Callable[[str], bool], first: int = 0) -> Iterator[int]:
+    """Count the models of a checkpoint that ``has`` files, from ``first`` on."""
+    return numbered(has, partial(file_name, True), partial(file_name, False), first=first)
+
+
+def numbered(
+    has: Callable[[str], bool], *names: Callable[[int], str], first: int = 0
+) -> Iterator[int]:
+    """Count from ``first`` as long as a checkpoint ``has`` a file by one of ``names``."""
+    return takewhile(lambda index: any(has(name(index)) for name in names), count(first))
 
 
 def write(
@@ -114,7 +131,7 @@ def export(state: Mapping[str, Any], folder: Path, max_shard_size: int | str, sa
     """Write a model's weights for others: one file, or shards and an index if it is larger.
 
     Tied tensors are written under each of their names, so that the plain module loads the file.
-    Shards that an earlier export left there are removed.
+    What an earlier export left there, in whatever shards or format, is removed.
 
     Units: ``max_shard_size`` in bytes, or as "5GB", "200MiB".
     """
@@ -141,11 +158,8 @@ def export(state: Mapping[str, Any], folder: Path, max_shard_size: int | str, sa
         text = json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2)
         in_one_step(index, lambda beside: beside.write_text(text))
         names.append(index.name)
-    for path in folder.glob(f"{stem}*"):
-        ours = re.fullmatch(
-            rf"{stem}(-\d{{5}}-of-\d{{5}})?{re.escape(end)}({INDEX_END})?", path.name
-        )
-        if ours and path.name not in names:
+    for path in folder.iterdir():
+        if _EXPORTED.fullmatch(path.name) and path.name not in names:
             path.unlink()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from notebook_accel.config.adoption import adopt
+from notebook_accel.config.adoption import adopted
 from notebook_accel.config.handlers import KwargsHandler
 from notebook_accel.config.training import accumulation_steps
 from notebook_accel.errors import ConfigError
@@ -41,7 +41,7 @@ def chosen_accumulation(
 
     Errors: ConfigError if both say a number, and not the same.
     """
-    plugin = adopt(plugin, GradientAccumulationPlugin)
+    plugin = adopted("gradient_accumulation_plugin", plugin, GradientAccumulationPlugin)
     if plugin is None:
         return GradientAccumulationPlugin(num_steps=steps)
     if steps is None:

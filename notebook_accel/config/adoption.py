@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
+from notebook_accel.errors import ConfigError
+
 Kind = TypeVar("Kind")
 
 
@@ -23,3 +25,18 @@ def adopt(value: Any, kind: type[Kind]) -> Any:
         if one.name in known and getattr(value, one.name) != one.default
     }
     return kind(**changed)
+
+
+def adopted(name: str, value: Any, kind: type[Kind]) -> Kind | None:
+    """Give what a person passed as the argument ``name``, as a ``kind``; None for nothing.
+
+    Errors: ConfigError for a value of another kind.
+    """
+    ours = adopt(value, kind)
+    if ours is not None and not isinstance(ours, kind):
+        raise ConfigError(
+            f"{name}={value!r} is no {kind.__name__}",
+            "its settings are read by their names from an object of that class",
+            f"write {name}={kind.__name__}(...)",
+        )
+    return ours

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from notebook_accel.config.adoption import adopt
+from notebook_accel.config.adoption import adopted
 from notebook_accel.config.booleans import read_boolean
 from notebook_accel.config.kinds import DynamoBackend
 from notebook_accel.errors import ConfigError
@@ -77,7 +77,7 @@ def chosen_plugin(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamo
 
     Errors: ConfigError when both are there.
     """
-    plugin = adopt(plugin, TorchDynamoPlugin)
+    plugin = adopted("dynamo_plugin", plugin, TorchDynamoPlugin)
     if plugin is None:
         return TorchDynamoPlugin(backend=backend)
     if backend is not None:

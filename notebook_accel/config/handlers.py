@@ -176,14 +176,16 @@ class Handlers:
     given: tuple[KwargsHandler, ...] = ()
 
     @staticmethod
-    def of(handlers: Iterable[Any] | None) -> Handlers:
-        """Check what a person gave as ``kwargs_handlers``.
+    def of(handlers: Iterable[Any] | KwargsHandler | None) -> Handlers:
+        """Check what a person gave as ``kwargs_handlers``: several, or one by itself.
 
         Errors: ConfigError for what is no handler, and for two of a kind.
         """
         found: dict[type, KwargsHandler] = {}
         kinds = {kind.__name__: kind for kind in KwargsHandler.__subclasses__()}
-        for given in handlers or ():
+        if not isinstance(handlers, Iterable):
+            handlers = () if handlers is None else (handlers,)
+        for given in handlers:
             one = adopt(given, kinds.get(type(given).__name__, KwargsHandler))
             if not isinstance(one, KwargsHandler):
                 raise ConfigError(

@@ -134,6 +134,11 @@ class PreparedLoader(DataLoader[Any]):
         if self._skip:  # counts from the start of the pass, also in one that a resumed run goes on
             state = start.state if self._skip == start.skip else None
             start = replace(start, skip=self._skip, state=state)
+        elif start.skip and self.reading.seat.world.rank == 0:  # nobody would think of it
+            print(
+                f"note: this pass begins behind the {start.skip} batches that each rank had read "
+                "when the checkpoint was saved: the loop must not skip them again"
+            )
         if mark.told:
             self.reading.tell(mark.epoch)
         one = Pass(self, self.reading.num_batches, mark.epoch)
@@ -264,6 +269,8 @@ class PreparedLoader(DataLoader[Any]):
 
         0 when it is full, -1 for a stream without a length.
         """
+        if getattr(self.source.batch_sampler, "drop_last", self.source.drop_last):
+            return 0
         try:
             return self.total_dataset_length % self.total_batch_size
         except TypeError:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_accel.data.loader import PreparedLoader
 from notebook_accel.data.stream import SkippedStream
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, needs
 
 
 class SkippedBatches:
@@ -41,6 +41,13 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
 
     Errors: ConfigError for a negative number.
     """
+    needs(
+        DataLoader,
+        dataloader,
+        "skip_first_batches()",
+        "the batches of a pass are those that a DataLoader makes",
+        "pass the DataLoader, prepared or not",
+    )
     if num_batches < 0:
         raise ConfigError(
             f"skip_first_batches got num_batches={num_batches}",

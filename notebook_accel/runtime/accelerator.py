@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from notebook_accel.config import training
 from notebook_accel.config.accumulation import GradientAccumulationPlugin, chosen_accumulation
+from notebook_accel.config.adoption import adopted
 from notebook_accel.config.dynamo import TorchDynamoPlugin, chosen_plugin
 from notebook_accel.config.fp8 import chosen_recipe
 from notebook_accel.config.handlers import (
@@ -34,10 +35,10 @@ from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.config.strategy import Ways, chosen_strategy, settled
 from notebook_accel.config.wishes import Strategy
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, needs
 from notebook_accel.events import context
 from notebook_accel.ranks.world import World
-from notebook_accel.runtime.accumulation import Accumulation, Seed
+from notebook_accel.runtime.accumulation import Accumulation, Seed, models_of
 from notebook_accel.runtime.among_ranks import AmongRanks
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.explain import Explaining
@@ -59,6 +60,8 @@ from notebook_accel.runtime.uncaught import leave_our_frames_out
 from notebook_accel.strategies.compiled import known_compiler
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.registry import build
+
+_NO_GRAPH = "gradients are computed back through the operations that made the loss tensor"
 
 
 class Accelerator(
@@ -155,7 +158,8 @@ class Accelerator(
             self.rng_types,
         )
         self._guards = Guards(self._world, self._engine, self._clock)
-        self.project_configuration = project_config or ProjectConfiguration()
+        project = adopted("project_config", project_config, ProjectConfiguration)
+        self.project_configuration = project or ProjectConfiguration()
         if project_dir is not None and self.project_configuration.project_dir is None:
             self.project_configuration.set_directories(project_dir)
         self._begin_keeping()
@@ -256,6 +260,8 @@ class Accelerator(
         """
         if self._pid != os.getpid():
             self._check_process()
+        if not isinstance(loss, Tensor):
+            needs(Tensor, loss, "backward()", _NO_GRAPH, "pass the loss itself, not loss.item()")
         if self._live is not None:
             self._live.note(loss, sys._getframe(1))
         self._guards.backward()
@@ -266,14 +272,15 @@ class Accelerator(
             kwargs["gradient"] = self._seed.of(loss, divisor)
         self._engine.backward(loss, **kwargs)
 
-    def accumulate(self, *models: nn.Module) -> Accumulation:
-        """Count one micro-batch for ``models`` inside the block.
+    def accumulate(self, *models: nn.Module | Sequence[nn.Module]) -> Accumulation:
+        """Count one micro-batch for ``models``, one by one or in a list, inside the block.
 
         Until the window is full, gradients stay on their rank and optimizers do not step.
 
         Ranks: all ranks enter it for each batch.
+        Errors: RuntimeMisuse for what is no model.
         """
-        return Accumulation(self._clock, self._engine, models)
+        return Accumulation(self._clock, self._engine, models_of(models))
 
     def no_sync(self, model: nn.Module) -> Any:
         """Keep the gradients of backward passes inside the block on their rank."""
@@ -341,6 +348,13 @@ class Accelerator(
     def _settled(self, parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
         """List ``parameters``, their gradients being what the next step would use."""
         given = [parameters] if isinstance(parameters, Tensor) else parameters
+        needs(
+            Iterable,
+            given,
+            "clipping gradients",
+            "it scales the gradients of parameters that it is given one by one",
+            "write accelerator.clip_grad_norm_(model.parameters(), ...)",
+        )
         listed = self._engine.current(given)
         if self._clock.sync and (self._engine.scales or self._clock.rescale is not None):
             wanted = set(map(id, listed))

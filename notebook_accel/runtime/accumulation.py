@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from notebook_accel.errors import needs
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.strategies.base import Engine
 
@@ -43,6 +46,27 @@ class Accumulation:
         if kind is not None:
             self._clock.reset()
             self._clock.forget_gradients()
+
+
+def models_of(given: Sequence[Any]) -> tuple[nn.Module, ...]:
+    """Find the models among what ``accumulate`` was given: models, or lists of them.
+
+    A window belongs to its models: a list is made anew for each batch and cannot stand for them.
+    """
+    models: list[nn.Module] = []
+    for one in given:
+        if isinstance(one, (list, tuple)):
+            models += models_of(one)
+            continue
+        needs(
+            nn.Module,
+            one,
+            "accumulate()",
+            "a window of micro-batches belongs to the models that are trained in it",
+            "write with accelerator.accumulate(model), several models one after the other",
+        )
+        models.append(one)
+    return tuple(models)
 
 
 class Seed:

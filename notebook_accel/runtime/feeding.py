@@ -10,6 +10,7 @@ from typing import Any
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils.data import DataLoader
 
+from notebook_accel.config.adoption import adopted
 from notebook_accel.config.kinds import RNGType
 from notebook_accel.config.loading import DataLoaderConfiguration, checked_rng_types
 from notebook_accel.data.skip import skip_first_batches
@@ -33,7 +34,8 @@ class Feeding:
         split_batches: bool | None,
         rng_types: Iterable[Any] | None,
     ) -> None:
-        config = replace(config or DataLoaderConfiguration())  # ours: even_batches can be set
+        given = adopted("dataloader_config", config, DataLoaderConfiguration)
+        config = replace(given or DataLoaderConfiguration())  # ours: even_batches can be set
         if split_batches is not None:
             config.split_batches = split_batches
         self.dataloader_config = config

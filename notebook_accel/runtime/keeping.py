@@ -25,7 +25,7 @@ from notebook_accel.checkpoint.names import load_plain, plain_state
 from notebook_accel.checkpoint.sharded import Apart
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot, write_own, write_shared
 from notebook_accel.config.project import ProjectConfiguration
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, needs
 from notebook_accel.events import tasks
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
@@ -156,8 +156,11 @@ class Keeping:
         torch.load, ``strict`` to the model. States of registered objects are pickles: loading
         them runs code, so load only what you trust; everything else is read as plain data.
 
+        Without an optimizer or scheduler prepared, as for an evaluation, theirs are not read.
+
         Ranks: all ranks call it, after preparing and registering the same things in the same order.
-        Errors: CheckpointError for a folder that is absent, incomplete or does not fit.
+        Errors: CheckpointError for a folder that is absent, incomplete or does not fit; nothing
+        has been loaded then.
         """
         place = load_model_func_kwargs.pop("map_location", None)
         _refuse(load_model_func_kwargs, "load_state", ("strict",))
@@ -183,6 +186,8 @@ class Keeping:
         if root is not None:
             behind = [number + 1 for number in numbered.numbers(root)]
             self.save_iteration = max([self.save_iteration, *behind])
+        kept = self._wardrobe
+        saved.check(len(kept.optimizers), len(kept.schedulers), len(self._registered))
         with tasks.task("loading checkpoint"):
             self._load_models(saved, **load_model_func_kwargs)
             give_back(saved, self._parts(), self._world, load_kwargs or {})
@@ -278,6 +283,13 @@ class Keeping:
 
         Ranks: all ranks call it.
         """
+        needs(
+            nn.Module,
+            model,
+            "get_state_dict()",
+            "it gathers the weights of a model from wherever its parts are",
+            "pass the model; accelerator.save(state, file) writes a state dict",
+        )
         if not unwrap and not self._engine.shares_states:  # else wrappers have no names of it
             return model.state_dict()
         return plain_state(self._engine.unwrap(model), self._engine.state_dict(model))

@@ -16,6 +16,7 @@ from notebook_accel.ranks.shards import parts_like
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.prepare import Wardrobe
+from notebook_accel.strategies.base import parameters_of
 
 
 @dataclass(frozen=True)
@@ -57,23 +58,23 @@ def give_back(saved: Checkpoint, parts: Parts, world: World, load_kwargs: dict[s
     """
     own, main = saved.own(world.rank), saved.main_own()
     wardrobe, registered = parts.wardrobe, parts.registered
-    optimizers = saved.shared("optimizers", len(wardrobe.optimizers), **load_kwargs)
+    optimizers = saved.shared("optimizers", **load_kwargs) if wardrobe.optimizers else []
     pieces = sharded.of(saved)
     for i, (optimizer, state) in enumerate(zip(wardrobe.optimizers, optimizers, strict=True)):
-        trained = [one for group in optimizer.param_groups for one in group["params"]]
+        trained = parameters_of(optimizer)
         state = parts_like(state, trained)
         if world.device.type == "cpu":  # read lazily: nobody else would copy it from the file
             state = map_tensors(torch.clone, state)
         if pieces is not None:
             pieces.add_to(i, state, trained)
         optimizer.load_state_dict(state)
-    schedulers = saved.shared("schedulers", len(wardrobe.schedulers), **load_kwargs)
+    schedulers = saved.shared("schedulers", **load_kwargs) if wardrobe.schedulers else []
     for scheduler, state in zip(wardrobe.schedulers, schedulers, strict=True):
         scheduler.load_state_dict(state)
     scale = saved.scaler()
     if parts.scaler is not None and scale is not None:
         parts.scaler.load_state_dict(scale)
-    states = saved.custom(len(registered), own)
+    states = saved.custom(own)
     for (one, _), state in zip(registered, states, strict=True):
         one.load_state_dict(state)
     parts.clock.reset()
@@ -96,7 +97,7 @@ def _place_loaders(loaders: list[Any], states: list[dict[str, Any]], say: bool) 
     if len(states) == len(loaders):
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
-    elif states and say:
+    elif states and loaders and say:
         warnings.warn(
             f"The checkpoint knows {len(states)} loaders, {len(loaders)} were prepared: "
             "none is put where it was; they begin a new pass.",

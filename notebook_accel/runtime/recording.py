@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any
 
 from torch import Tensor
 
 from notebook_accel.config.project import ProjectConfiguration
-from notebook_accel.errors import ConfigError, RuntimeMisuse
+from notebook_accel.errors import ConfigError, RuntimeMisuse, needs
 from notebook_accel.events import context, rails
 from notebook_accel.ranks.world import World, leave, leave_at_exit
 from notebook_accel.runtime.clock import Clock
@@ -58,6 +59,13 @@ class Recording:
 
         Ranks: rank 0 opens them; the others may call it.
         """
+        needs(
+            (Mapping, NoneType),
+            config,
+            "init_trackers(config=...)",
+            "trackers keep settings under their names",
+            "pass a dict; vars(args) is one of a Namespace, dataclasses.asdict(x) of a dataclass",
+        )
         if self._world.rank != 0:
             return
         self._finish_trackers()

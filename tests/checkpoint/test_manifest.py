@@ -46,14 +46,14 @@ def numbers(folder: Path) -> set[int]:
     found = {saved.manifest.step}
     for i in range(1 + saved.manifest.step % 2):
         found |= set(saved.model(i)["w"].int().tolist())
-    (optimizer,) = saved.shared("optimizers", 1)
+    (optimizer,) = saved.shared("optimizers")
     found |= set(optimizer["state"][0]["exp_avg"].int().tolist())
-    found |= {one["last_epoch"] for one in saved.shared("schedulers", 1)}
+    found |= {one["last_epoch"] for one in saved.shared("schedulers")}
     found |= {one["taken"] for one in saved.loaders()}
     own = saved.own(0)
     assert own is not None
     found |= set(own["torch_manual_seed"].tolist())
-    return found | {one["n"] for one in saved.custom(1, own)}
+    return found | {one["n"] for one in saved.custom(own)}
 
 
 def operations(folder: Path, die_at: int) -> Iterator[int]:
@@ -146,7 +146,7 @@ def test_a_rank_that_has_saved_already_keeps_what_belongs_to_the_checkpoint_that
     save(tmp_path, 2)
     own = Checkpoint(tmp_path).own(1)
     assert own is not None and own["step"] == 2
-    assert [one["n"] for one in Checkpoint(tmp_path).custom(1, own)] == [2]
+    assert [one["n"] for one in Checkpoint(tmp_path).custom(own)] == [2]
 
 
 def test_what_a_rank_wrote_at_another_step_does_not_count(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_missing_pieces_are_counted(tmp_path: Path) -> None:
     save(tmp_path, 2)
     saved = Checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="holds 1 optimizers; this run prepared 2"):
-        saved.shared("optimizers", 2)
+        saved.check(optimizers=2, schedulers=1, registered=1)
     with pytest.raises(CheckpointError, match="no weights for model 1"):
         saved.model(1)
     with pytest.raises(CheckpointError, match="holds 1 registered objects; this run registered 0"):
-        list(saved.custom(0, None))
+        saved.check(optimizers=1, schedulers=1, registered=0)

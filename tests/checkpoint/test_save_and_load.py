@@ -246,7 +246,7 @@ def test_another_number_of_ranks_loads_it(two: list[dict[str, Any]], folder: Pat
     assert len({tuple(said["drawn"]) for said in ranks}) == n  # a rank without numbers has its own
     assert [len(said["warned"]) for said in ranks] == [n // 3, 0, 0][:n]
     if n == 3:
-        assert "no random numbers of ranks 2 " in ranks[0]["warned"][0]
+        assert "no random numbers of rank 2 " in ranks[0]["warned"][0]
 
 
 # ── other ways to call ────────────────────────────────────────────────────────────────────────
@@ -271,7 +271,7 @@ def test_saved_by_the_main_rank_alone_all_ranks_load_it_without_a_barrier(tmp_pa
     run = notebook_launcher(saves_on_the_main_rank_alone, (str(tmp_path / "a"),), 2, device="cpu")
     (same0, drawn0, said0), (same1, drawn1, said1) = of(run, 2)
     assert same0 and same1 and drawn0 != drawn1
-    assert len(said0) == 1 and "ranks 1 " in said0[0] and said1 == []
+    assert len(said0) == 1 and "rank 1 " in said0[0] and said1 == []
 
 
 def saves_in_the_background(root: str) -> Any:
@@ -525,11 +525,23 @@ def test_other_numbers_of_objects_are_counted(tmp_path: Path) -> None:
     parts[0].save_state(tmp_path)
     with pytest.raises(CheckpointError, match="holds 1 registered objects; this run registered 0"):
         build(0)[0].load_state(tmp_path)
+    other = build(1)
+    other[0].register_for_checkpointing(Counter(1))
+    _late = other[0].prepare(torch.optim.SGD(other[1].parameters()))
+    before = everything(*other)
+    with pytest.raises(CheckpointError, match="holds 1 optimizers; this run prepared 2"):
+        other[0].load_state(tmp_path)
+    assert everything(*other) == before  # refused before anything was loaded
+
+
+def test_a_run_that_only_evaluates_loads_the_model_of_a_training_checkpoint(tmp_path: Path) -> None:
+    parts = build(0)
+    parts[0].save_state(tmp_path)
     accelerator = Accelerator(cpu=True)
-    model = Tied()
-    accelerator.prepare(model)
-    with pytest.raises(CheckpointError, match="holds 1 optimizers; this run prepared 0"):
-        accelerator.load_state(tmp_path)
+    model = accelerator.prepare(Tied())
+    accelerator.load_state(tmp_path)
+    saved, loaded = (one.get_state_dict(of_it) for one, of_it in (parts[:2], (accelerator, model)))
+    assert {k: v.tolist() for k, v in loaded.items()} == {k: v.tolist() for k, v in saved.items()}
 
 
 def test_saving_inside_a_window_is_warned_about(tmp_path: Path) -> None:

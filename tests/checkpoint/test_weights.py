@@ -88,6 +88,15 @@ def test_a_large_model_is_cut_into_shards_with_an_index(tmp_path: Path, safe: bo
     assert [path.name for path in tmp_path.iterdir()] == [f"{stem}.{end}"]
 
 
+def test_an_export_replaces_an_earlier_one_of_the_other_format(tmp_path: Path) -> None:
+    for safe in (True, False, True):
+        value = torch.full((20,), float(safe))
+        export({"a": value, "b": value.clone()}, tmp_path, 100 if safe else "10GB", safe)
+        model = nn.ParameterDict({"a": torch.zeros(20), "b": torch.zeros(20)})
+        load_weights(model, tmp_path)
+        assert torch.equal(model["a"], value)
+
+
 def test_an_export_leaves_other_files_alone(tmp_path: Path) -> None:
     for name in ("model_card.md", "model-notes.safetensors", "config.json"):
         (tmp_path / name).write_text("")

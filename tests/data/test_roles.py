@@ -70,6 +70,8 @@ def test_the_sampler_of_a_prepared_loader_can_be_exchanged() -> None:
     assert (loader.remainder, loader.rng_types, loader._is_accelerate_prepared) == (0, [], True)
     odd = prepare_data_loader(DataLoader(list(range(5)), batch_size=2), "cpu", 2, 0)
     assert odd.remainder == 1
+    whole = DataLoader(list(range(5)), batch_size=2, drop_last=True)
+    assert prepare_data_loader(whole, "cpu", 2, 0).remainder == 0
 
     class Stream(IterableDataset):
         def __iter__(self):

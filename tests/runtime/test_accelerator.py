@@ -11,6 +11,8 @@ import os
 import pickle
 import sys
 import weakref
+from argparse import Namespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from notebook_accel import Accelerator
 from notebook_accel.config import wishes
+from notebook_accel.config.handlers import GradScalerKwargs
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.runtime import accelerator as accelerator_file
 from notebook_accel.runtime import among_ranks
@@ -45,6 +48,47 @@ def test_impossible_accumulation_steps_are_refused(value: object) -> None:
     assert f"gradient_accumulation_steps={value!r}" in error.value.what
     assert "micro-batches" in error.value.why
     assert "gradient_accumulation_steps=1" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("dataloader_config", {"split_batches": True}, "DataLoaderConfiguration"),
+        ("project_config", "runs", "ProjectConfiguration"),
+        ("gradient_accumulation_plugin", 4, "GradientAccumulationPlugin"),
+        ("dynamo_plugin", "eager", "TorchDynamoPlugin"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_by_name(name: str, value: object, kind: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Accelerator(cpu=True, **{name: value})
+    assert error.value.what == f"{name}={value!r} is no {kind}"
+    assert error.value.fix == f"write {name}={kind}(...)"
+
+
+def test_one_handler_may_come_without_a_list() -> None:
+    accelerator = Accelerator(cpu=True, kwargs_handlers=GradScalerKwargs(init_scale=4.0))
+    assert accelerator._handlers.kwargs(GradScalerKwargs) == {"init_scale": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda a: a.backward(0.5), "backward() got a float"),
+        (lambda a: a.backward([torch.ones(())]), "backward() got a list"),
+        (lambda a: a.clip_grad_norm_(nn.Linear(1, 1), 1.0), "clipping gradients got a Linear"),
+        (lambda a: a.clip_grad_value_(nn.Linear(1, 1), 1.0), "clipping gradients got a Linear"),
+        (lambda a: a.get_state_dict({"w": 1}), "get_state_dict() got a dict"),
+        (lambda a: a.save_model({"w": 1}, "folder"), "get_state_dict() got a dict"),
+        (lambda a: a.skip_first_batches([1, 2], 1), "skip_first_batches() got a list"),
+        (lambda a: a.init_trackers("p", Namespace(lr=1)), "(config=...) got a Namespace"),
+    ],
+)
+def test_a_call_with_the_wrong_kind_of_thing_says_which_it_needs(call: Any, said: str) -> None:
+    with pytest.raises(RuntimeMisuse) as error:
+        call(Accelerator(cpu=True))
+    assert said in error.value.what
+    assert error.value.why and error.value.fix.startswith(("pass", "write"))
 
 
 def test_an_unknown_precision_is_refused_with_the_choices() -> None:

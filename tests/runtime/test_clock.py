@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_accel import Accelerator
 from notebook_accel.config.accumulation import GradientAccumulationPlugin
+from notebook_accel.errors import RuntimeMisuse
 
 
 class Stream(IterableDataset):
@@ -101,6 +102,24 @@ def test_two_models_in_separate_blocks_each_have_their_window() -> None:
         with accelerator.accumulate(one, other):
             syncs["both"].append(accelerator.sync_gradients)
     assert all(seen == [False, True, False, True] for seen in syncs.values())
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_models_given_in_a_list_made_for_each_batch_have_one_window(kind: type) -> None:
+    accelerator, one, _ = parts(2)
+    other = accelerator.prepare(torch.nn.Linear(1, 1))
+    syncs = []
+    for _ in loader_of(accelerator, 4):
+        with accelerator.accumulate(kind([one, other])):
+            syncs.append(accelerator.sync_gradients)
+    assert syncs == [False, True, False, True]
+
+
+@pytest.mark.parametrize("given", [None, "model", 5, print], ids=str)
+def test_what_is_no_model_cannot_be_accumulated(given: object) -> None:
+    accelerator, *_ = parts(2)
+    with pytest.raises(RuntimeMisuse, match=rf"accumulate\(\) got a {type(given).__name__}"):
+        accelerator.accumulate(given)
 
 
 def test_alternating_optimizers_of_a_gan_clear_what_their_last_step_used() -> None:
