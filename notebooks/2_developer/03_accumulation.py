@@ -259,13 +259,26 @@ assert "accumulate" in "".join(forgot.logs), "The guard rail names what is missi
 # %%
 answer = None  # write a number
 
+
 # %%
-print(compare(answer, 384 // (24 * 2)))
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+check(answer, 384 // (24 * 2))
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-answer = 384 // (24 * 2)
-assert answer == 8
+answer = 8
+measured = notebook_launcher(train, args=(1536, 24, answer), num_processes=2, **ALIKE)
+assert measured[0][1] == 1536 // 384, "1,536 samples are four updates of 384."
+check(answer, 384 // (24 * 2))
 
 # %% [markdown]
 # **2.** You trained on one rank with batches of 32 and SGD at 0.1. Now you launch the same function on
@@ -276,15 +289,18 @@ assert answer == 8
 new_lr, new_batch_size = None, None  # write two numbers
 
 # %%
-print("learning rate:", compare(new_lr, 0.1 * 2))
-print("batch size:   ", compare(new_batch_size, 32 // 2))
+print("learning rate: ", end="")
+check(new_lr, 0.1 * 2)
+print("batch size: ", end="")
+check(new_batch_size, 32 // 2)
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
 new_lr, new_batch_size = 0.2, 16
 one = notebook_launcher(train, args=(1024, 32, 1, 0.1), num_processes=1, **ALIKE)
 same = notebook_launcher(train, args=(1024, new_batch_size, 1, 0.1), num_processes=2, **ALIKE)
-assert largest_difference(one[0][2], same[0][2]) < 1e-4
+assert largest_difference(one[0][2], same[0][2]) < 1e-4, "16 on each of two: the same updates."
+assert new_lr / 0.1 == 2 * 32 / 32, "Or twice the batch, and twice the learning rate."
 
 # %% [markdown]
 # ## Remember

@@ -37,17 +37,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, PrecisionPicker, notebook_launcher
 
-print(f"{'':10} {'largest':>10} {'smallest':>10} {'step after 1':>14}")
+print(f"{'':10} {'largest':>10} {'smallest normal':>17} {'step after 1':>14}")
 for name, dtype in {
     "float32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }.items():
     facts = torch.finfo(dtype)
-    print(f"{name:10} {facts.max:>10.1e} {facts.tiny:>10.1e} {facts.eps:>14.1e}")
+    print(f"{name:10} {facts.max:>10.1e} {facts.smallest_normal:>17.1e} {facts.eps:>14.1e}")
 
 # %% [markdown]
-# So 70,000 is too large for fp16, and 1.001 is not in bf16: between 1 and 1.0078 it has no number.
+# So 70,000 is too large for fp16, and 1.001 is not in bf16: between 1 and 1.0078 it has no number. A
+# **normal** number has all of its digits. Below the smallest of them numbers go on for a while, with
+# fewer and fewer digits, and then there is only zero.
 #
 # **Predict before you run.** A weight of 1.0 in bf16 gets an update of 0.001, a thousand times. Where does
 # it end? a. at 2.0 · b. at 1.0 · c. somewhere between
@@ -140,7 +142,7 @@ def train(batch_size=32, accumulate=1, epochs=4):
 
 
 ALIKE = {"device": "cpu", "env": {"OMP_NUM_THREADS": "1"}}  # the same on every computer
-runs = {
+trained = {
     precision: notebook_launcher(train, num_processes=1, mixed_precision=precision, **ALIKE)
     for precision in ("no", "bf16", "fp16")
 }
@@ -148,7 +150,7 @@ runs = {
 # %%
 plt.figure(figsize=(7, 3))
 styles = {"no": ("solid", "#1763a6"), "bf16": ("dashed", "#b04a00"), "fp16": ("dotted", "#2f7031")}
-for precision, run in runs.items():
+for precision, run in trained.items():
     style, color = styles[precision]
     curve = torch.tensor(run.history["loss"]).unfold(0, 12, 1).mean(dim=1)
     plt.plot(curve, linestyle=style, color=color, label=precision)
@@ -158,7 +160,7 @@ plt.title("Half the bits, the same learning")
 plt.legend()
 plt.show()
 
-last = {precision: sum(run.history["loss"][-48:]) / 48 for precision, run in runs.items()}
+last = {precision: sum(run.history["loss"][-48:]) / 48 for precision, run in trained.items()}
 print({precision: round(loss, 4) for precision, loss in last.items()})
 for precision in ("bf16", "fp16"):
     assert abs(last[precision] - last["no"]) < 0.05, "The noise of the batches is larger."
@@ -166,10 +168,20 @@ for precision in ("bf16", "fp16"):
 # %% [markdown]
 # ## 4. What fp16 needs
 #
-# Gradients are often tiny. What is below 6e-8 is zero in fp16. So under fp16 the loss is multiplied by
-# a large number before backward (the **loss scale**), and gradients are divided by it before the update.
-# If one overflows (is infinite), that update is skipped and the scale is halved. `prepare` and
-# `accelerator.backward` do all of it. You see it only in `accelerator.optimizer_step_was_skipped`.
+# Gradients are often tiny. The last number of fp16 above zero is 6e-8, and what is below half of that is
+# rounded to zero:
+
+# %%
+tiny = torch.tensor([1e-4, 1e-6, 4e-8, 2e-8])
+for wanted, got in zip(tiny.tolist(), tiny.half().tolist(), strict=True):
+    print(f"{wanted:.0e} is {got:.2e} in fp16")
+assert tiny.half()[2] > 0 and tiny.half()[3] == 0
+
+# %% [markdown]
+# So under fp16 the loss is multiplied by a large number before backward (the **loss scale**), and
+# gradients are divided by it before the update. If one overflows (is infinite), that update is skipped
+# and the scale is halved. `prepare` and `accelerator.backward` do all of it. You see it only in
+# `accelerator.optimizer_step_was_skipped`.
 #
 # Here is a run that begins with a scale that is far too large: 2 to the power of 40.
 #
@@ -283,8 +295,10 @@ def check_norm(function):
         for precision in ("no", "fp16")
     )
     if plain is None:
-        return "not yet"
-    return "yes" if abs(plain - scaled) < 0.01 * plain else f"{plain} without, {scaled} with fp16"
+        return "Not answered yet."
+    if abs(plain - scaled) < 0.01 * plain:
+        return f"Yes: {plain:.3f} without fp16, {scaled:.3f} with it."
+    return f"Not right: the same step gave {scaled:.3f} under fp16 in place of {plain:.3f}."
 
 
 print(check_norm(gradient_norm))
@@ -296,29 +310,43 @@ def gradient_norm(accelerator, model):
     return float(accelerator.clip_grad_norm_(model.parameters(), float("inf")))
 
 
-assert check_norm(gradient_norm) == "yes"
+said = check_norm(gradient_norm)
+assert said.startswith("Yes"), said
+print(said)
 
 # %% [markdown]
 # **2.** Which of these numbers survive a trip through fp16, and which through bf16, to within 1 %?
 # 100,000 · 0.00000001 · 3.14159
 
 # %%
-in_fp16, in_bf16 = None, None  # write two lists, like [3.14159]
+in_fp16, in_bf16 = None, None  # write two lists, like [3.14159], in any order
 
 
 # %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
 def survivors(dtype):
-    numbers = [100_000.0, 0.00000001, 3.14159]
+    numbers = [0.00000001, 3.14159, 100_000.0]
     return [n for n in numbers if abs(torch.tensor(n).to(dtype).item() - n) <= 0.01 * n]
 
 
-print("fp16:", compare(in_fp16, survivors(torch.float16)))
-print("bf16:", compare(in_bf16, survivors(torch.bfloat16)))
+print("fp16: ", end="")
+check(in_fp16 and sorted(in_fp16), survivors(torch.float16))
+print("bf16: ", end="")
+check(in_bf16 and sorted(in_bf16), survivors(torch.bfloat16))
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
 in_fp16 = [3.14159]  # one is too large, one too small
-in_bf16 = [100_000.0, 0.00000001, 3.14159]  # all of them, with two or three digits
+in_bf16 = [0.00000001, 3.14159, 100_000.0]  # all of them, with two or three digits
 assert (in_fp16, in_bf16) == (survivors(torch.float16), survivors(torch.bfloat16))
 
 # %% [markdown]
