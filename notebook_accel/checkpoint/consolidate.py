@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -83,10 +82,8 @@ def models(folder: Path) -> Iterator[Mapping[str, Any]]:
             f"run: python {folder}/zero_to_fp32.py {folder} OUTPUT",
         )
     yield weights.read_folder(folder)
-    index = 1
-    while any((folder / weights.file_name(safe, index)).exists() for safe in (True, False)):
+    for index in weights.models_in(lambda name: (folder / name).exists(), first=1):
         yield Checkpoint(folder).model(index)
-        index += 1
 
 
 def read_distributed(folder: Path) -> dict[str, Any]:
@@ -99,7 +96,6 @@ def read_distributed(folder: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
         facts = FileSystemReader(os.fspath(folder)).read_metadata()
@@ -116,9 +112,7 @@ def read_distributed(folder: Path) -> dict[str, Any]:
     inside = {name for name, (is_model, _) in named.items() if is_model}
     space = {name: space[name] for name in (inside or space)}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that no rank waits for another is meant
-            load(space, checkpoint_id=os.fspath(folder), no_dist=True)
+        sharded.read_into(space, folder)
     except CheckpointException as reason:  # no Exception, and its text is a wall of frames
         raise _damaged(folder, next(iter(reason.failures.values()))[0]) from reason
     return {named[name][1]: one for name, one in space.items()}
@@ -126,13 +120,9 @@ def read_distributed(folder: Path) -> dict[str, Any]:
 
 def _ours(saved: Checkpoint) -> Iterator[Mapping[str, Any]]:
     parts = sharded.of(saved)
-    index = 0
-    while any(saved.has(weights.file_name(safe, index)) for safe in (True, False)):
+    for index in weights.models_in(saved.has):
         state = saved.model(index)
-        if parts is not None:
-            state = {**state, **parts.model(index, {})}
-        yield state
-        index += 1
+        yield state if parts is None else {**state, **parts.model(index, {})}
 
 
 def _plain(path: Any, name: str) -> tuple[bool, str]:

@@ -110,6 +110,18 @@ def write(
     save(dict(parts), checkpoint_id=os.fspath(folder), process_group=group)
 
 
+def read_into(space: dict[str, Tensor], folder: Path) -> None:
+    """Read the tensors of these names in ``folder`` into the memory that they have in ``space``.
+
+    Ranks: each for itself.
+    """
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no rank waits for another is meant
+        load(space, checkpoint_id=os.fspath(folder), no_dist=True)
+
+
 class Parts:
     """The files that ``write`` made, to be read by any number of ranks, each for itself."""
 
@@ -144,15 +156,11 @@ class Parts:
             tree["state"].setdefault(int(number), {})[field] = one
 
     def _read(self, prefix: str, like: Any) -> dict[str, Tensor]:
-        from torch.distributed.checkpoint.state_dict_loader import load
-
         wanted = {
             name: _space(facts, like(name.removeprefix(prefix))) for name, facts in self._of(prefix)
         }
         if wanted:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that no rank waits for another is meant
-                load(wanted, checkpoint_id=os.fspath(self._folder), no_dist=True)
+            read_into(wanted, self._folder)
         return {name.removeprefix(prefix): one for name, one in wanted.items()}
 
     def _of(self, prefix: str) -> Iterator[tuple[str, Any]]:

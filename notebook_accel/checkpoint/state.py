@@ -119,7 +119,7 @@ def _write_pieces(
         weights.write(state, staging.path(weights.file_name(safe, i)), safe, wrote)
     for field, stem, end in _SHARED:
         for i, state in enumerate(getattr(snapshot, field)):
-            torch.save(state, staging.path(_numbered(stem, end, i)))
+            torch.save(state, staging.path(weights.nth_file(stem, end, i)))
             wrote(_num_bytes(state))
     if snapshot.scaler is not None:
         torch.save(snapshot.scaler, staging.path(SCALER))
@@ -262,7 +262,7 @@ class Checkpoint:
 
     def _files(self, field: str) -> list[str]:
         stem, end = next((stem, end) for name, stem, end in _SHARED if name == field)
-        name = partial(_numbered, stem, end)
+        name = partial(weights.nth_file, stem, end)
         return [name(i) for i in weights.numbered(self.has, name)]
 
     def _paths(self, field: str) -> list[Path]:
@@ -294,10 +294,6 @@ def _as_tensor(state: Any) -> Tensor:
     file = io.BytesIO()
     torch.save(state, file, pickle_protocol=pickle.DEFAULT_PROTOCOL)
     return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
-
-
-def _numbered(stem: str, end: str, index: int) -> str:
-    return f"{stem}_{index}{end}" if index else f"{stem}{end}"
 
 
 def _custom(index: int) -> str:

@@ -62,7 +62,11 @@ _BINARY_UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 def file_name(safe: bool, index: int = 0) -> str:
     """How the file of model ``index`` is called in a checkpoint."""
-    stem, end = (SAFE, SAFE_END) if safe else (UNSAFE, UNSAFE_END)
+    return nth_file(*((SAFE, SAFE_END) if safe else (UNSAFE, UNSAFE_END)), index)
+
+
+def nth_file(stem: str, end: str, index: int) -> str:
+    """How one of several files alike is called: the first, of ``index`` 0, has no number."""
     return f"{stem}_{index}{end}" if index else f"{stem}{end}"
 
 
