@@ -40,6 +40,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, notebook_launcher
 
@@ -119,26 +120,25 @@ assert num_every == 4 * num_once, "The result is the same, the talking is not."
 
 
 # %%
-def accumulated(k):
-    from torch.utils.data import DataLoader, TensorDataset
-
+def accumulated(k, num=960):
+    """Train a pass over ``num`` samples in windows of ``k``; give how many buckets were sent."""
     accelerator = Accelerator(gradient_accumulation_steps=k)
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    loader = DataLoader(TensorDataset(X, Y), batch_size=20)
+    loader = DataLoader(TensorDataset(X[:num], Y[:num]), batch_size=20)
     model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
-    sent = counting(model) if isinstance(model, DistributedDataParallel) else []
+    sent = counting(model)
     for x, y in loader:
         with accelerator.accumulate(model):
             accelerator.backward(nn.functional.mse_loss(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
-    return len(sent), net
+    return len(sent)
 
 
 counts = {}
 for k in (1, 2, 4, 8):
-    counts[k] = notebook_launcher(accumulated, (k,), num_processes=2, device="cpu")[0][0]
+    counts[k] = notebook_launcher(accumulated, (k,), num_processes=2, device="cpu")[0]
 print("collectives in a pass of 24 batches a rank:", counts)
 assert counts == {1: 24, 2: 12, 4: 6, 8: 3}
 
@@ -174,10 +174,10 @@ def gradient(parts, divisor):
 
 whole = gradient([(x, y)], 1)
 equal = list(zip(x.split(35), y.split(35), strict=True))
-print("two halves, divided by 2:", torch.dist(gradient(equal, 2), whole).item())
-print("not divided at all:      ", torch.dist(gradient(equal, 1), whole).item())
+print(f"two halves, divided by 2: {torch.dist(gradient(equal, 2), whole):.1e} from the whole")
+print(f"not divided at all:       {torch.dist(gradient(equal, 1), whole):.1e}")
 short = list(zip(x.split(35)[:1], y.split(35)[:1], strict=True))  # the last window has one batch
-print("one batch, divided by 2: ", torch.dist(gradient(short, 2), gradient(short, 1)).item())
+print(f"one batch, divided by 2:  {torch.dist(gradient(short, 2), gradient(short, 1)):.1e}")
 assert torch.dist(gradient(equal, 2), whole) < 1e-5
 
 # %% [markdown]
@@ -191,23 +191,49 @@ assert torch.dist(gradient(equal, 2), whole) < 1e-5
 # and how many micro-batches are in the last window?
 
 # %%
-answer = None  # write a pair: (steps, micro-batches in the last window)
-print(compare(answer, (6, 2)))
+steps = None  # write the number of optimizer steps
+in_the_last = None  # write the number of micro-batches in the last window
 
-# %% [markdown]
-# **2.** How many times does `accumulated(24)` talk in a pass of 24 batches a rank? Write a
-# launch that finds out.
 
 # %%
-answer = None  # write your number here
-if answer is not None:
-    num = notebook_launcher(accumulated, (24,), num_processes=2, device="cpu")[0][0]
-    print(compare(answer, num))
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+windows = [range(22)[start : start + 4] for start in range(0, 22, 4)]
+check(steps, len(windows))
+check(in_the_last, len(windows[-1]))
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-num = notebook_launcher(accumulated, (24,), num_processes=2, device="cpu")[0][0]
-assert num == 1, "One window, one collective."
+steps = 22 // 4 + 1  # five whole windows, and one for the rest
+in_the_last = 22 % 4
+print(steps, in_the_last)
+counted = notebook_launcher(accumulated, (4, 22 * 20 * 2), num_processes=2, device="cpu")[0]
+assert steps == counted, "One collective for each step: a launch that counts them agrees."
+assert 4 * (steps - 1) + in_the_last == 22, "No micro-batch is left over."
+
+# %% [markdown]
+# **2.** 5 does not divide 24. How many times does `accumulated` talk in a pass of 24 batches a
+# rank, in windows of 5? Write a launch that finds out.
+
+# %%
+answer = None  # write a launch that gives the number
+
+# %%
+check(answer, len(range(0, 24, 5)))
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+answer = notebook_launcher(accumulated, (5,), num_processes=2, device="cpu")[0]
+print(answer)
+assert answer == 24 // 5 + 1, "The four batches at the end are a window too."
 
 # %% [markdown]
 # ## Remember

@@ -194,18 +194,65 @@ assert abs(large_adam[1] - small_adam) < abs(large_adam[0] - small_adam), (
 # ## Exercises
 #
 # **1.** You trained with batch 32, SGD, rate 0.1, on one device. Now you have 8 ranks with 32
-# samples each. Which rate do you try first?
+# samples each. Which rate do you try first, to three decimals?
 
 # %%
 answer = None  # write a number
-print(compare(answer, 0.8))
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+check(answer, round(0.1 * (8 * 32) / 32, 3))
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+def end_of_steps(rate, num, slope=1.0):
+    """Where ``num`` steps of SGD lead while the gradient does not change."""
+    weight = torch.zeros((), requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=rate)
+    for _ in range(num):
+        weight.grad = torch.tensor(slope)
+        optimizer.step()
+    return weight.item()
+
+
+answer = 0.8
+print(answer)
+assert abs(end_of_steps(answer, 1) - end_of_steps(0.1, 8)) < 1e-6, "One step goes as far as eight."
 
 # %% [markdown]
-# **2.** And with Adam, rate 0.001, on 16 ranks?
+# **2.** And with Adam, rate 0.001, on 16 ranks? Again to three decimals.
 
 # %%
 answer = None  # write a number
-print(compare(answer, 0.004))
+
+# %%
+check(answer, round(0.001 * (16 * 32 / 32) ** 0.5, 3))
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+def drift(rate, batch, num):
+    """How far ``num`` steps of Adam lead per unit of gradient, where noise rules its divisor."""
+    numbers = torch.Generator().manual_seed(0)
+    means = torch.randn(20_000, batch, generator=numbers).mean(1)  # gradients: nothing but noise
+    return num * rate / means.square().mean().sqrt().item()
+
+
+answer = 0.004
+print(answer)
+ratio = drift(answer, 16 * 32, 1) / drift(0.001, 32, 16)
+assert abs(ratio - 1) < 0.05, "One step goes as far as sixteen."
 
 # %% [markdown]
 # **3.** The variance of the mean over B samples falls like 1/B: check it for the gradient of a
@@ -219,9 +266,18 @@ def variance_of_gradient(batch):
 
 
 # %%
-if variance_of_gradient(8) is not None:
-    ratio = variance_of_gradient(8) / variance_of_gradient(32)
-    assert 3 < ratio < 5, f"Four times the batch should be a quarter of it, not 1/{ratio:.1f}."
+def check_variance(function):
+    """Compare its values for batches of 8 and of 32."""
+    small, large = function(8), function(32)
+    if small is None or large is None:
+        return "Not answered yet."
+    told = f"{small:.3g} for 8 samples and {large:.3g} for 32"
+    if 3 < small / large < 5:
+        return f"Yes: {told}, about a quarter."
+    return f"Not yet: {told}, in place of about a quarter, {small / 4:.3g}."
+
+
+print(check_variance(variance_of_gradient))
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
@@ -235,9 +291,8 @@ def variance_solution(batch, num=3000):
     return gradients.var().item()
 
 
-ratio = variance_solution(8) / variance_solution(32)
-print(f"four times the batch, variance divided by {ratio:.2f}")
-assert 3.5 < ratio < 4.5
+print(check_variance(variance_solution))
+assert check_variance(variance_solution).startswith("Yes")
 
 # %% [markdown]
 # ## Remember

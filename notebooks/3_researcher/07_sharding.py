@@ -257,6 +257,7 @@ def ours():
         optimizer.zero_grad()
         accelerator.backward(nn.functional.cross_entropy(model(x), y))
         optimizer.step()
+    # A sharded parameter is a DTensor of torch: to_local() is the part that this rank keeps.
     local = sum(p.to_local().numel() for p in model.parameters())
     state = accelerator.get_state_dict(model)
     return flat(state.values(), size) if state else None, local  # whole on rank 0 alone
@@ -275,11 +276,33 @@ print(f"FSDP() keeps {local} parameters on rank 0, where ours kept {num_kept}")
 # %% [markdown]
 # ## Exercises
 #
-# **1.** A model of 7 billion parameters, 8 ranks: how many GB does a rank keep in stage 3?
+# **1.** A model of 7 billion parameters, 8 ranks: how many GB does a rank keep in stage 3, to one
+# decimal?
 
 # %%
 answer = None  # write a number of GB
-print(compare(answer, 14.0))
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+check(answer, round(7 * curves["stage 3"][N == 8].item(), 1))
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+whole = 7 * (2 + 2 + 12)  # GB: weights and gradients in 16 bits; a copy and two moments in 32
+answer = round(whole / 8, 1)
+print(answer)
+assert answer == round(7 * curves["stage 3"][N == 8].item(), 1), "As the last curve says."
+assert 8 * answer == 7 * curves["plain"][N == 8].item(), "Plain training keeps all of it."
 
 # %% [markdown]
 # **2.** Write the norm of the whole gradient from the shards.
@@ -302,8 +325,10 @@ def check_norm(function):
 
     found = notebook_launcher(on_a_rank, num_processes=2, device="cpu")[0]
     if found is None:
-        return "not yet"
-    return "yes" if abs(found - vector.norm()) < 1e-4 else f"no: {found}, not {vector.norm()}"
+        return "Not answered yet."
+    if abs(found - vector.norm()) < 1e-4:
+        return f"Yes: {found:.3f}."
+    return f"Not yet: for 0, 1, ... 7 in two shards {found:.3f}, in place of {vector.norm():.3f}."
 
 
 print(check_norm(whole_norm))
@@ -317,7 +342,7 @@ def whole_norm_solution(shard):
     return squared.sqrt().item()
 
 
-assert check_norm(whole_norm_solution) == "yes"
+assert check_norm(whole_norm_solution).startswith("Yes")
 
 # %% [markdown]
 # ## Remember

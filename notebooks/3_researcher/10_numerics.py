@@ -119,7 +119,8 @@ assert weight16.item() == 1.0, "A thousand steps, and the weight has not moved."
 
 # %% [markdown]
 # So *mixed* precision computes in 16 bits and keeps weights, moments and sums in 32. `autocast`
-# knows which operations may be cast: products of matrices yes, softmax, norms and losses no.
+# knows which operations may be cast: products of matrices yes, losses no. On a GPU softmax and
+# norms stay in 32 bits too; the list for the CPU is shorter, as the cell shows.
 
 
 # %%
@@ -186,13 +187,13 @@ errors = {
     "8 bits, scaled": (in_8_bits(a) @ in_8_bits(b) - exact).norm() / exact.norm(),
 }
 outlier = a.clone()
-outlier[0, 0] = 10_000.0  # one large entry takes the scale from all others
+outlier[0, 0] = 100_000.0  # one large entry takes the scale from all others
 errors["8 bits, an outlier"] = (in_8_bits(outlier) @ in_8_bits(b) - outlier @ b)[1:].norm() / (
     outlier @ b
 )[1:].norm()
 for name, error in errors.items():
     print(f"{name:20} relative error {error.item():.4f}")
-assert errors["bfloat16"] < errors["8 bits, scaled"] < errors["8 bits, an outlier"]
+assert errors["bfloat16"] < errors["8 bits, scaled"] < errors["8 bits, an outlier"] / 2
 
 # %% [markdown]
 # A scale for each row instead of one for the tensor ("rowwise") keeps an outlier's harm to its
@@ -205,8 +206,28 @@ assert errors["bfloat16"] < errors["8 bits, scaled"] < errors["8 bits, an outlie
 # **1.** What is 2048 + 1 in float16?
 
 # %%
-answer = None  # write your number here
-print(compare(answer, (torch.tensor(2048.0).half() + 1).item()))
+answer = None  # write a number
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+check(answer, (torch.tensor(2048.0).half() + 1).item())
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+answer = 2048  # 10 bits of fraction: from 2048 = 2^11 on, neighbors are 2 apart
+print(answer)
+assert answer == (torch.tensor(2048.0).half() + 1).item(), "A tie goes to the even neighbor."
+assert 2**11 * torch.finfo(torch.float16).eps == 2, "The step at 2048."
 
 # %% [markdown]
 # **2.** Write a sum of bfloat16 numbers that keeps what is rounded away and adds it next time
@@ -220,8 +241,18 @@ def careful_sum(numbers):
 
 
 # %%
-if careful_sum(numbers.bfloat16()) is not None:
-    assert abs(float(careful_sum(numbers.bfloat16())) - 40.96) < 0.5, "It should be about 40.96."
+def check_sum(function):
+    """Compare it with a sum of the same numbers in 64 bits."""
+    found, truth = function(numbers.bfloat16()), numbers.bfloat16().double().sum().item()
+    if found is None:
+        return "Not answered yet."
+    told = f"4,096 times 0.01 gave {float(found):.2f}"
+    if abs(float(found) - truth) < 0.5:
+        return f"Yes: {told}."
+    return f"Not yet: {told} in place of {truth:.2f}."
+
+
+print(check_sum(careful_sum))
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
@@ -237,9 +268,8 @@ def careful_sum_solution(numbers):
     return total
 
 
-careful = careful_sum_solution(numbers.bfloat16()).item()
-print(f"{careful:.2f}")
-assert abs(careful - 40.96) < 0.5
+print(check_sum(careful_sum_solution))
+assert check_sum(careful_sum_solution).startswith("Yes")
 
 # %% [markdown]
 # ## Remember
