@@ -2,12 +2,14 @@
 
 Blocks fenced ``python`` run in a kernel, a page from top to bottom; ``py`` blocks need what is not
 here (a GPU, a page of somebody else's) and are type-checked with the names that they leave open.
+The README is a page too; its cells run in tests/notebooks/test_readme.py.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +18,15 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from notebook_accel.cli.main import COMMANDS, command
+from notebook_accel.cli.parsing import Parser
+from notebook_accel.errors import Explained
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+README = ROOT / "README.md"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "decisions" not in path.parts)
+READ = [README, *PAGES]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 # What blocks for other places take from the page around them.
@@ -31,6 +39,9 @@ from notebook_accel import DDP, Accelerator, notebook_launcher
 accelerator: Accelerator
 main: Any
 trainer: Any
+model: nn.Module
+net: nn.Module
+batch: Any
 x: torch.Tensor
 data: Any
 logits: Any
@@ -46,16 +57,24 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def having(language: str) -> list[Path]:
-    return [page for page in PAGES if blocks(page, language)]
+    return [page for page in READ if blocks(page, language)]
 
 
 def named(page: Path) -> str:
-    return str(page.relative_to(DOCS))
+    return page.name if page == README else str(page.relative_to(DOCS))
+
+
+def lines(page: Path) -> list[list[str]]:
+    """The words of each line for a shell, with what a variable stands for as a number."""
+    text = "\n".join(blocks(page, "bash")).replace("\\\n", " ")
+    text = re.sub(r'"\$(\(\(.*?\)\)|\w+)"', "1", text)
+    ours = re.findall(r"^(?:notebook-accel|make) .+$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in ours]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("page", having("python"), ids=named)
+@pytest.mark.parametrize("page", [page for page in having("python") if page != README], ids=named)
 def test_its_cells_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTEBOOK_ACCEL_RUNS", str(tmp_path / "runs"))
     cells = [nbformat.v4.new_code_cell(block) for block in blocks(page, "python")]
@@ -76,13 +95,62 @@ def test_what_cannot_run_here_is_at_least_well_typed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_its_shell_commands_are_ours_and_exist(page: Path) -> None:
-    from notebook_accel.cli.main import COMMANDS
+@pytest.mark.parametrize("page", having("bash"), ids=named)
+def test_its_shell_commands_are_ours_with_options_that_they_take(page: Path) -> None:
+    for program, name, *words in lines(page):
+        if program == "make":
+            assert name in targets(), f"make {name}"
+            continue
+        assert name in COMMANDS, f"notebook-accel {name}"
+        parser = Parser(prog=name)
+        command(name).configure(parser)
+        try:
+            parser.parse_args(words)
+        except (SystemExit, Explained) as error:
+            pytest.fail(f"{shlex.join(words)}: {error}")
 
-    for block in blocks(page, "bash"):
-        for command in re.findall(r"^notebook-accel (\S+)", block, re.MULTILINE):
-            assert command in COMMANDS, f"{named(page)}: notebook-accel {command}"
+
+def test_what_they_call_make_for_in_passing_exists() -> None:
+    for page in [*READ, ROOT / "notebooks" / "README.md"]:
+        text = page.read_text(encoding="utf-8")
+        asked = {word for words in re.findall(r"`make ([\w -]+)`", text) for word in words.split()}
+        assert asked <= targets(), named(page) if page in READ else page.name
+
+
+def targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    found = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert found == set(phony.split())
+    return found
+
+
+@pytest.mark.parametrize(("host", "rank"), [("algo-1", 0), ("algo-2", 1)])
+def test_sagemakers_variables_make_the_launch_of_two_machines(
+    tmp_path: Path, host: str, rank: int
+) -> None:
+    (script,) = blocks(DOCS / "hosts" / "sagemaker.md", "bash")
+    here = tmp_path / "notebook-accel"
+    here.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from notebook_accel.cli.main import main\nsys.exit(main())\n"
+    )
+    here.chmod(0o755)
+    (tmp_path / "python").symlink_to(sys.executable)
+    (tmp_path / "train.py").touch()
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "SM_HOSTS": '["algo-2","algo-1"]',
+        "SM_CURRENT_HOST": host,
+        "SM_NUM_GPUS": "4",
+    }
+    dry = script.replace("notebook-accel launch", "notebook-accel launch --dry_run")
+    done = subprocess.run(
+        ["bash", "-c", dry], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"machine {rank} of 2" in done.stdout and "algo-1" in done.stdout
 
 
 @pytest.mark.slow
