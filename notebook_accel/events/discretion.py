@@ -10,16 +10,30 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 HIDDEN = "•••"
 MAX_TEXT = 200
 MAX_ITEMS = 20
-_SECRET_NAME = re.compile(
-    r"secret|passw|passphrase|pwd|credential|cookie|auth|private|webhook|token(?!s|iz)"
-    r"|key(?!s|word|point|board)",
-    re.IGNORECASE,
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of API_KEY, apiKey, api-key
+_SECRET_PART = re.compile(
+    r".*(?:secret|passw(?:or)?d|passphrase|credential|cookie|webhook).*|o?auth|authorization|pwd"
 )
+_NOT_SECRET = {"PWD", "OLDPWD"}  # folders
+# A token or a key opens something, unless it is one of many of its kind in data.
+_OPENERS = re.compile(r".*token|key|(?:api|access|secret|private|ssh)key")
+_AMONG_MANY = {
+    "batch", "begin", "bos", "cache", "class", "cls", "dict", "end", "eos", "every", "first",
+    "foreign", "group", "image", "index", "input", "label", "last", "mask", "max", "metric", "min",
+    "n", "num", "output", "pad", "partition", "per", "public", "sep", "sort", "special", "start",
+    "state", "stop", "target", "text", "unk",
+}  # fmt: skip
+_OF_DATA = {
+    "classification", "count", "dim", "dropout", "dtype", "emb", "embed", "embedding", "ids",
+    "index", "indices", "len", "length", "level", "mask", "name", "names", "padding", "size",
+    "type", "types",
+}  # fmt: skip
 # What keys of well-known services begin with, and whole addresses that hold a password.
 _BEGINNINGS = (
     "hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xoxa-",
@@ -39,7 +53,16 @@ _ALLOWED = (
 
 def is_secret(name: str) -> bool:
     """Tell whether what goes under ``name`` must not be written down."""
-    return _SECRET_NAME.search(name) is not None
+    if name in _NOT_SECRET:
+        return False
+    parts = [part.lower() for part in _PARTS.findall(name)]
+    if any(_SECRET_PART.fullmatch(part) for part in parts) or "private" in parts[:-1]:
+        return True
+    around = zip(["", *parts], parts, [*parts[1:], ""], strict=False)
+    return any(
+        _OPENERS.fullmatch(part) and before not in _AMONG_MANY and after not in _OF_DATA
+        for before, part, after in around
+    )
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
@@ -62,7 +85,7 @@ def hider(more: Mapping[str, Any] | None = None) -> Callable[[str], str]:
     known = {
         value
         for name, value in {**os.environ, **(more or {})}.items()
-        if isinstance(value, str) and len(value) >= 8 and is_secret(name)
+        if isinstance(value, str) and len(value) >= 8 and is_secret(name) and not _is_place(value)
     }
     words = sorted(known, key=len, reverse=True)
 
@@ -75,6 +98,11 @@ def hider(more: Mapping[str, Any] | None = None) -> Callable[[str], str]:
         return _LOGIN.sub(HIDDEN, text) if "://" in text and "@" in text else text
 
     return hide
+
+
+def _is_place(value: str) -> bool:
+    """A file or folder that is there: the way to a secret at most, and part of many messages."""
+    return os.path.isabs(value) and os.path.exists(value)
 
 
 def named(
@@ -91,7 +119,7 @@ def named(
 
 def described(value: Any, name: str = "", depth: int = 2) -> Any:
     """Give ``value``, known as ``name``, as something for JSON; what is not simple by its type."""
-    if is_secret(name):
+    if is_secret(name) and not isinstance(value, (bool, NoneType)):
         return HIDDEN
     if value is None or isinstance(value, (bool, int, float)):
         return value

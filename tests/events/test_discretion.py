@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +20,21 @@ from notebook_accel.events.discretion import (
 @pytest.mark.parametrize(
     "name",
     ["HF_TOKEN", "api_key", "WANDB_API_KEY", "hftoken", "AWS_SECRET_ACCESS_KEY", "password",
-     "PGPASSWORD", "db_pwd", "credentials", "AUTH_HEADER", "cookie", "private_thing", "apiKey"],
+     "PGPASSWORD", "db_pwd", "credentials", "AUTH_HEADER", "cookie", "private_thing", "apiKey",
+     "key", "OPENAI_KEY", "API_KEY_2", "ssh_key", "sshKey", "GITHUB_TOKEN_RO", "oauthToken",
+     "SLACK_WEBHOOK_URL", "client_secret", "mysqlpasswd", "token", "apikey",
+     "AWS_ACCESS_KEY_ID", "ID_TOKEN", "JOIN_TOKEN", "PRIMARY_KEY", "TOKEN_VALUE"],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
     assert is_secret(name)
 
 
-@pytest.mark.parametrize("name", ["tokenizer", "num_tokens", "max_tokens", "keyword", "lr", "keys"])
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer", "num_tokens", "max_tokens", "keyword", "lr", "keys", "PWD", "OLDPWD", "author",
+     "GIT_AUTHOR_NAME", "key_dim", "sort_key", "monkey", "max_token", "pad_token", "eosToken",
+     "keep_private", "token_type_ids", "key_padding_mask", "keyboard", "keypoints", "compass"],
+)  # fmt: skip
 def test_names_that_only_sound_like_secrets_are_not(name: str) -> None:
     assert not is_secret(name)
 
@@ -52,6 +61,20 @@ def test_an_allowed_variable_that_holds_a_secret_is_kept_without_it() -> None:
 )  # fmt: skip
 def test_what_looks_like_a_secret_is_dotted_out_of_any_text(secret: str) -> None:
     assert hider()(f"using {secret}, ok") == f"using {HIDDEN}, ok"
+
+
+def test_a_folder_is_no_secret_even_under_the_name_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path))
+    said = f"FileNotFoundError: {tmp_path}/data.csv"
+    assert hider()(said) == said
+
+
+def test_whether_there_is_a_secret_is_none() -> None:
+    given = {"token": True, "use_auth": None, "password": "hunter22", "pin_key": 1234}
+    assert described(given) == {**given, "password": HIDDEN, "pin_key": HIDDEN}
 
 
 def test_values_of_secrets_are_dotted_out_wherever_they_are_printed(
