@@ -53,7 +53,7 @@ if importlib.util.find_spec("notebook_accel") is None:
     if done.returncode:
         raise RuntimeError(
             f"pip could not install {source}\n  why: {done.stderr.strip()}\n"
-            "  do:  let this session use the internet (Kaggle: Settings), and run this cell again"
+            "  do:  if the internet is off, turn it on (Kaggle: Settings); then run this cell again"
         )
 
 # %% [markdown]

@@ -40,7 +40,7 @@ def test_what_pip_cannot_install_is_told_in_pips_words(tmp_path: Path) -> None:
     error = said(tmp_path)
     assert "RuntimeError: pip could not install ./notebook_accel-9-py3-none-any.whl" in error
     assert "  why: " in error and "is invalid" in error
-    assert "internet (Kaggle: Settings)" in error
+    assert "  do:  if the internet is off, turn it on (Kaggle: Settings)" in error
 
 
 def test_where_the_package_is_it_does_nothing(tmp_path: Path) -> None:
