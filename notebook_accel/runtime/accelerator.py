@@ -184,7 +184,7 @@ class Accelerator(
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, value: int) -> None:
-        self._clock.num_steps = training.accumulation_steps(value, {})
+        self._clock.num_steps = training.setting_of("gradient_accumulation_steps", value)
 
     @property
     def sync_gradients(self) -> bool:

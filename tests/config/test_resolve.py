@@ -15,7 +15,7 @@ from notebook_accel.config.resolve import resolve
 from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.show import lines
 from notebook_accel.config.store import ConfigFile, read
-from notebook_accel.config.training import accumulation_steps, mixed_precision, settings_of
+from notebook_accel.config.training import setting_of, settings_of
 from notebook_accel.config.variables import strangers
 from notebook_accel.errors import ConfigError, NotHere
 
@@ -274,22 +274,26 @@ def test_what_changes_nothing_is_named_only_where_it_was_chosen() -> None:
     assert idle(RunConfig(enable_cpu_affinity=True, same_network=True)) == ["enable_cpu_affinity"]
 
 
-def test_an_accelerator_reads_variables_when_it_is_made_and_arguments_first() -> None:
-    env = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8"}
-    assert accumulation_steps(None, {}, env) == 8
-    assert accumulation_steps(2, {}, env) == 2
-    assert accumulation_steps(None, {"gradient_accumulation_steps": 3}, env) == 3
-    assert mixed_precision(PrecisionType.BF16, {"mixed_precision": "fp16"}, {}) == "bf16"
+def test_an_accelerator_reads_variables_when_it_is_made_and_arguments_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "gradient_accumulation_steps"
+    monkeypatch.setenv(f"ACCELERATE_{name.upper()}", "8")
+    assert settings_of({})[name] == setting_of(name, None) == 8
+    assert setting_of(name, 2) == 2
+    assert settings_of({name: 3})[name] == 3
+    both = settings_of({"mixed_precision": "fp16"}, mixed_precision=PrecisionType.BF16)
+    assert both.mixed_precision == "bf16"
     for value in (2, 2.0, "2", "2.0"):
-        assert accumulation_steps(value, {}, {}) == 2
+        assert setting_of(name, value) == 2
     for value in (0, -1, 1.5, True, "many", [2]):
-        with pytest.raises(ConfigError, match="gradient_accumulation_steps="):
-            accumulation_steps(value, {}, {})
+        with pytest.raises(ConfigError, match=f"{name}="):
+            setting_of(name, value)
 
 
 def test_an_accelerator_refuses_what_a_launch_asks_for_and_nobody_built() -> None:
     with pytest.raises(NotHere) as error:
-        settings_of({"device": "tpu"}, {})
+        settings_of({"device": "tpu"})
     assert "device='tpu'" in error.value.what
 
 
