@@ -11,17 +11,10 @@ from typing import Any
 
 from notebook_accel.config import store
 from notebook_accel.config.documents import entries
+from notebook_accel.config.fsdp import RESHARDS
+from notebook_accel.config.settings import SETTINGS
 from notebook_accel.errors import ConfigError
 
-# What FSDP 1 cut up -> whether FSDP 2 frees gathered parameters after the forward pass.
-_RESHARDS = {
-    "FULL_SHARD": True,
-    "SHARD_GRAD_OP": False,
-    "HYBRID_SHARD": True,
-    "HYBRID_SHARD_ZERO2": False,
-}
-_BY_NUMBER = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD",
-              "5": "HYBRID_SHARD_ZERO2"}  # fmt: skip
 _GONE = {
     "fsdp_backward_prefetch": "FSDP 2 prefetches by itself",
     "fsdp_forward_prefetch": "FSDP 2 prefetches by itself",
@@ -100,9 +93,9 @@ def convert(tree: dict[str, Any], source: Path) -> list[str]:
 
 
 def _reshards(value: Any, source: Path) -> bool:
-    word = _BY_NUMBER.get(str(value), str(value).upper())
-    if word in _RESHARDS:
-        return _RESHARDS[word]
+    word = _word(value)
+    if word != "NO_SHARD":
+        return word in RESHARDS
     raise ConfigError(
         f"{source}: fsdp_sharding_strategy: {value} has no counterpart in FSDP 2",
         "FSDP 2 always cuts models into pieces",
@@ -110,8 +103,14 @@ def _reshards(value: Any, source: Path) -> bool:
     )
 
 
+def _word(value: Any) -> str:
+    """Read a sharding strategy: its name, or the number that torch gave it."""
+    text = str(value).upper()
+    return str(SETTINGS["fsdp_sharding_strategy"].spellings.get(text, text))
+
+
 def _about_copies(value: Any) -> list[str]:
-    if not _BY_NUMBER.get(str(value), str(value).upper()).startswith("HYBRID"):
+    if not _word(value).startswith("HYBRID"):
         return []
     return ["set parallelism_config_dp_replicate_size to the number of whole copies (machines)"]
 

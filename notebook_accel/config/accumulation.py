@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from notebook_accel.config.adoption import adopted
 from notebook_accel.config.handlers import KwargsHandler
-from notebook_accel.config.training import accumulation_steps
+from notebook_accel.config.training import setting_of
 from notebook_accel.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     def __post_init__(self) -> None:
         if self.num_steps is not None:
-            self.num_steps = accumulation_steps(self.num_steps, {})
+            self.num_steps = setting_of("gradient_accumulation_steps", self.num_steps)
 
 
 def chosen_accumulation(
@@ -48,7 +48,7 @@ def chosen_accumulation(
         return plugin
     if plugin.num_steps is None:
         return replace(plugin, num_steps=steps)
-    if accumulation_steps(steps, {}) not in (1, plugin.num_steps):
+    if setting_of("gradient_accumulation_steps", steps) not in (1, plugin.num_steps):
         raise ConfigError(
             f"gradient_accumulation_steps={steps} and a plugin with num_steps={plugin.num_steps}",
             "both say how many micro-batches make one optimizer step",

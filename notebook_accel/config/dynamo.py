@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from notebook_accel.config.adoption import adopted
-from notebook_accel.config.booleans import read_boolean
+from notebook_accel.config.filling import fill
 from notebook_accel.config.kinds import DynamoBackend
 from notebook_accel.errors import ConfigError
 
-_SWITCHES = {
-    "fullgraph": "ACCELERATE_DYNAMO_USE_FULLGRAPH",
-    "dynamic": "ACCELERATE_DYNAMO_USE_DYNAMIC",
-    "use_regional_compilation": "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
+_SETTINGS = {
+    "backend": "dynamo_backend",
+    "mode": "dynamo_mode",
+    "fullgraph": "dynamo_use_fullgraph",
+    "dynamic": "dynamo_use_dynamic",
+    "use_regional_compilation": "dynamo_use_regional_compilation",
 }
 
 
@@ -40,10 +40,8 @@ class TorchDynamoPlugin:
     use_regional_compilation: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, value in _from_environment(os.environ).items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
-        self.backend = _backend(self.backend)
+        fill(self, _SETTINGS, defaults=False)  # None leaves it to torch.compile
+        self.backend = DynamoBackend.NO if self.backend is None else _backend(self.backend)
         if self.options is not None and self.mode not in (None, "default"):
             raise ConfigError(
                 f"TorchDynamoPlugin has mode={self.mode!r} and options",
@@ -100,14 +98,3 @@ def _backend(value: Any) -> Any:
             'write dynamo_backend="inductor", or leave it out for no compilation',
         )
     return DynamoBackend(word.upper()) if word.upper() in DynamoBackend else word
-
-
-def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "backend": env.get("ACCELERATE_DYNAMO_BACKEND") or DynamoBackend.NO,
-        "mode": env.get("ACCELERATE_DYNAMO_MODE"),
-    }
-    for name, variable in _SWITCHES.items():
-        if variable in env:
-            found[name] = read_boolean(env[variable], variable)
-    return found

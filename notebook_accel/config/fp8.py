@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from notebook_accel.config.filling import fill
 from notebook_accel.config.handlers import Handlers, KwargsHandler
 from notebook_accel.config.installed import is_installed
-from notebook_accel.config.resolve import RunConfig, resolve
+from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.schema import check_choice
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.errors import ConfigError, MissingPackage, NotHere
@@ -44,7 +45,7 @@ class AORecipeKwargs(KwargsHandler):
 
     def __post_init__(self) -> None:
         if self.config is None:
-            _fill(self, _IN_CONFIG)
+            fill(self, _settings(_IN_CONFIG))
             return
         for name in _IN_CONFIG:
             said, own = getattr(self, name), getattr(self.config, name)
@@ -76,7 +77,7 @@ class TERecipeKwargs(KwargsHandler):
     use_mxfp8_block_scaling: bool | None = None
 
     def __post_init__(self) -> None:
-        _fill(self, [one.name for one in fields(TERecipeKwargs)])
+        fill(self, _settings(one.name for one in fields(TERecipeKwargs)))
         self.fp8_format = _word(self.fp8_format, "fp8_format")
         self.amax_compute_algo = _word(self.amax_compute_algo, "fp8_amax_compute_algo")
 
@@ -91,7 +92,7 @@ class MSAMPRecipeKwargs(KwargsHandler):
     opt_level: str | None = None
 
     def __post_init__(self) -> None:
-        _fill(self, ["opt_level"])
+        fill(self, _settings(["opt_level"]))
         self.opt_level = _word(self.opt_level, "fp8_opt_level")
 
 
@@ -114,7 +115,7 @@ class FP8RecipeKwargs(KwargsHandler):
     opt_level: str | None = None
 
     def __post_init__(self) -> None:
-        _fill(self, [one.name for one in fields(FP8RecipeKwargs)])
+        fill(self, _settings(one.name for one in fields(FP8RecipeKwargs)))
         if self.backend is not None:
             self.backend = _word(self.backend, "fp8_backend").upper()  # as Accelerate's enum
         self.fp8_format = _word(self.fp8_format, "fp8_format")
@@ -184,13 +185,8 @@ def refuse_without_library(asked: RunConfig) -> None:
         refuse_backend(asked.fp8_backend or "ao")
 
 
-def _fill(recipe: KwargsHandler, names: Iterable[str]) -> None:
-    """Read what is None from the environment, else from the setting's default."""
-    found = resolve({})
-    for name in names:
-        setting = name if name.startswith("fp8_") else f"fp8_{name}"
-        if getattr(recipe, name) is None:
-            setattr(recipe, name, found[setting])
+def _settings(names: Iterable[str]) -> dict[str, str]:
+    return {name: name if name.startswith("fp8_") else f"fp8_{name}" for name in names}
 
 
 def _word(value: Any, setting: str) -> str:

@@ -21,6 +21,8 @@ _SETTING_OF = {
 }
 # What a version does not ask: whoever writes all variables writes this one in vain.
 _NOT_OF_VERSION = {1: "reshard_after_forward", 2: "sharding_strategy"}
+# The strategies of FSDP 1 that free gathered parameters after the forward pass.
+RESHARDS = ("FULL_SHARD", "HYBRID_SHARD")
 _DTYPES = {
     "torch.float32": "fp32",
     "float32": "fp32",
@@ -99,7 +101,7 @@ class FullyShardedDataParallelPlugin:
         reshard = self.reshard_after_forward
         if not isinstance(reshard, bool):
             # The field held a sharding strategy in FSDP 1.
-            reshard = _word(reshard, "sharding_strategy", sharding) in _RESHARD
+            reshard = _word(reshard, "sharding_strategy", sharding) in RESHARDS
         policy, details = _policy(self.auto_wrap_policy)
         numbers = _numbers(self.mixed_precision_policy)
         names = details.get("names", self.transformer_cls_names_to_wrap or ())
@@ -142,9 +144,6 @@ class FullyShardedDataParallelPlugin:
                 'write state_dict_type="SHARDED_STATE_DICT"',
             )
         return found
-
-
-_RESHARD = ("FULL_SHARD", "HYBRID_SHARD")
 
 
 def _chosen(found: RunConfig, name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from notebook_accel.config.resolve import resolve
+from notebook_accel.config.filling import fill
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.wishes import (
@@ -241,11 +241,8 @@ class MegatronLMPlugin:
     layers: str = "torch"
 
     def __post_init__(self) -> None:
-        found = resolve({})
-        for one in fields(self):
-            name = f"megatron_lm_{one.name}"
-            if getattr(self, one.name) is None and name in SETTINGS:
-                setattr(self, one.name, found[name])
+        settings = {one.name: f"megatron_lm_{one.name}" for one in fields(self)}
+        fill(self, {name: setting for name, setting in settings.items() if setting in SETTINGS})
         self._refuse_megatrons_own()
         self.wish()
 

@@ -34,10 +34,10 @@ def offers(sizes: Sizes, num_ranks: int) -> list[Offer]:
     """List what can train a model of ``sizes`` on ``num_ranks`` ranks, the fastest first."""
     if num_ranks == 1:
         return [Offer("single", SingleDevice(), "single device", "nothing is sent"), *_away(1)]
-    return [*_in_memory(sizes, num_ranks), *_divided(sizes, num_ranks), *_away(num_ranks)]
+    return [*_in_memory(sizes), *_divided(sizes, num_ranks), *_away(num_ranks)]
 
 
-def _in_memory(sizes: Sizes, ranks: int) -> Iterator[Offer]:
+def _in_memory(sizes: Sizes) -> Iterator[Offer]:
     """Each rank computes its own batch by whole layers."""
     yield Offer("ddp", DDP(), "DDP", "the fastest where a whole copy fits: only gradients are sent")
     yield Offer(

@@ -17,7 +17,7 @@ DEFAULT_PORT = 29500
 FAKE = "fake"  # the collectives of ranks that are only played
 # Who tells ranks -> variables of rank, size, local rank, local size. An mpirun inside a Slurm job
 # has its helpers started by Slurm, whose numbers are then not the ranks': Slurm comes last.
-_TELLERS = {
+TELLERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "Open MPI": tuple(
         f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
@@ -95,7 +95,7 @@ def told_by(env: Mapping[str, str]) -> Told | None:
     Errors: ConfigError for a rank that is no number.
     """
     env = _inside_a_step(env)
-    for teller, (rank, size, local_rank, local_size) in _TELLERS.items():
+    for teller, (rank, size, local_rank, local_size) in TELLERS.items():
         if size not in env or (teller != "torchrun" and rank not in env):
             continue
         count, number = _number(env, size, 1), _number(env, rank, 0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from notebook_accel.config.deepspeed import DeepSpeed
-from notebook_accel.config.resolve import resolve
+from notebook_accel.config.filling import fill
 from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel, check_count, choose
 from notebook_accel.errors import ConfigError
 
@@ -79,8 +79,7 @@ class TorchContextParallelConfig:
     cp_comm_strategy: str | None = None
 
     def __post_init__(self) -> None:
-        if self.cp_comm_strategy is None:
-            self.cp_comm_strategy = resolve({}).parallelism_config_cp_comm_strategy
+        fill(self, {"cp_comm_strategy": "parallelism_config_cp_comm_strategy"})
         self.cp_comm_strategy = choose(
             self.cp_comm_strategy, "cp_comm_strategy", ("allgather", "alltoall")
         )
@@ -106,10 +105,7 @@ class DeepSpeedSequenceParallelConfig:
     sp_attn_implementation: str | None = None
 
     def __post_init__(self) -> None:
-        found = resolve({})
-        for name in ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"):
-            if getattr(self, name) is None:
-                setattr(self, name, found[f"parallelism_config_{name}"])
+        fill(self, {one.name: f"parallelism_config_{one.name}" for one in fields(self)})
         if self.sp_attn_implementation != "sdpa":
             raise ConfigError(
                 f"sp_attn_implementation={self.sp_attn_implementation!r}",

@@ -268,7 +268,7 @@ def check_fills(asked: str, together: int, world_size: int) -> None:
 
 
 def check_count(owner: str, name: str, value: Any, least: int = 1) -> None:
-    """Raise ConfigError unless ``value``, given as ``owner(name=...)``, counts from ``least`` on."""
+    """Raise ConfigError unless ``value``, of ``owner(name=...)``, is a number from ``least`` on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(
             f"{owner}({name}={value!r})",

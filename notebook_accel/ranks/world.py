@@ -17,12 +17,11 @@ import torch
 import torch.distributed as dist
 
 from notebook_accel.config.placement import FAKE, Placement, meeting_place
-from notebook_accel.config.training import device_from_env, flag_from_env, wants_cpu
+from notebook_accel.config.training import from_env
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.ranks import watch
 
-DEBUG_VARIABLE = "ACCELERATE_DEBUG_MODE"
 LOOK_INTERVAL_S = 0.005
 LONGEST_LOOKS = 200
 
@@ -79,7 +78,7 @@ class World:
 
         Ranks: all ranks call it; it returns when all have.
         """
-        placement = _placement(cpu or wants_cpu())
+        placement = _placement(cpu or from_env("device") == "cpu")
         if not dist.is_initialized():
             _forget_the_group()  # the person may have ended it
         if dist.is_initialized():
@@ -102,7 +101,7 @@ class World:
         device = torch.device(placement.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        return World(placement, device, placement.size > 1 and flag_from_env(DEBUG_VARIABLE))
+        return World(placement, device, placement.size > 1 and from_env("debug"))
 
     def wait(self) -> None:
         """Wait until all ranks are here.
@@ -205,7 +204,7 @@ def _placement(cpu: bool) -> Placement:
     if cpu:
         return Placement.from_env(device_type="cpu")
     place = Placement.from_env()
-    named = device_from_env()
+    named = from_env("torch_device")
     if named is not None and place.size == 1:
         return replace(place, device=_known_device(named))
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from notebook_accel.config.kinds import DistributedType
-from notebook_accel.config.training import mixed_precision as read_precision
+from notebook_accel.config.training import setting_of
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events import context
 from notebook_accel.ranks.world import World, leave
@@ -147,7 +147,7 @@ class AcceleratorState(PartialState, Sharing):
                 "write accelerator = Accelerator(...) first; accelerator.state is the same",
             )
         if mixed_precision is not None:
-            wanted = read_precision(mixed_precision, {})
+            wanted = setting_of("mixed_precision", mixed_precision)
             if wanted != self.mixed_precision:
                 raise _other_value("mixed_precision", wanted, self.mixed_precision)
         if cpu and self.device.type != "cpu":

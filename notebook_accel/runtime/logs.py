@@ -6,7 +6,7 @@ import logging
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from notebook_accel.config.training import log_level_from_env
+from notebook_accel.config.training import from_env
 from notebook_accel.ranks.place import placement_here
 from notebook_accel.ranks.world import World
 
@@ -71,7 +71,7 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     this logger alone; without either it inherits one, as loggers do.
     """
     logger = logging.getLogger(name)
-    level = log_level or log_level_from_env()
+    level = log_level or from_env("log_level")
     if level is not None:
         logger.setLevel(level.upper())
     return MultiProcessAdapter(logger)

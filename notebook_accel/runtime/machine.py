@@ -11,22 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from notebook_accel.config.environment import get_int_from_env
+from notebook_accel.config.placement import TELLERS
 
-# As mpirun's libraries and torchrun name them.
-_RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-_LOCAL_RANK = (
-    "LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-)
-_LOCAL_SIZE = (
-    "LOCAL_WORLD_SIZE",
-    "MPI_LOCALNRANKS",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-)
 OLDEST_KERNEL = (5, 5)
 FP8_CAPABILITY = (8, 9)  # Ada and Hopper, and what came after
 DRIVER_WITH_P2P = 550  # since it, two cards of the 40 series talk through memory instead
@@ -44,12 +30,8 @@ class CPUInformation:
 
 def get_cpu_distributed_information() -> CPUInformation:
     """Read this process's place from the variables of torchrun or of mpirun."""
-    return CPUInformation(
-        get_int_from_env(_RANK, 0),
-        get_int_from_env(_SIZE, 1),
-        get_int_from_env(_LOCAL_RANK, 0),
-        get_int_from_env(_LOCAL_SIZE, 1),
-    )
+    tellers = (TELLERS[name] for name in ("torchrun", "MPI", "Open MPI", "MVAPICH"))
+    return CPUInformation(*map(get_int_from_env, zip(*tellers, strict=True), (0, 1, 0, 1)))
 
 
 def check_os_kernel() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from notebook_accel import Accelerator
 from notebook_accel.config.booleans import read_boolean
-from notebook_accel.config.training import flag_from_env
+from notebook_accel.config.training import from_env
 from notebook_accel.errors import ConfigError
 
 
@@ -29,12 +29,25 @@ def test_anything_else_is_refused_with_the_words_that_are_understood() -> None:
 
 
 @pytest.mark.parametrize("word", ["1", "true", "yes", "on"])
-def test_a_switch_of_the_environment_has_one_spelling_of_each_answer(word: str) -> None:
+def test_a_switch_of_the_environment_has_one_spelling_of_each_answer(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """E10: the debug mode was read with two spellings."""
-    assert flag_from_env("ACCELERATE_DEBUG_MODE", {"ACCELERATE_DEBUG_MODE": word})
-    assert not flag_from_env("ACCELERATE_DEBUG_MODE", {"ACCELERATE_DEBUG_MODE": "0"})
-    assert not flag_from_env("ACCELERATE_DEBUG_MODE", {"ACCELERATE_DEBUG_MODE": ""})
-    assert not flag_from_env("ACCELERATE_DEBUG_MODE", {})
+    monkeypatch.delenv("ACCELERATE_DEBUG_MODE", raising=False)
+    assert from_env("debug") is False
+    for said, is_on in ((word, True), ("0", False), ("", False)):
+        monkeypatch.setenv("ACCELERATE_DEBUG_MODE", said)
+        assert from_env("debug") is is_on
+
+
+def test_one_setting_is_read_whatever_other_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp7")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "yes")
+    assert from_env("device") == "cpu"
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "no")
+    assert from_env("device") is None
+    with pytest.raises(ConfigError, match="ACCELERATE_MIXED_PRECISION=fp7 is not known"):
+        from_env("mixed_precision")
 
 
 def test_a_switch_that_nobody_understands_is_refused_by_name(
