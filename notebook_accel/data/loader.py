@@ -120,11 +120,7 @@ class PreparedLoader(DataLoader[Any]):
         return max(0, len(self.reading.reader) - self._skip)
 
     def __reduce__(self) -> Any:
-        raise RuntimeMisuse(
-            "a prepared DataLoader cannot travel between processes",
-            "it belongs to the ranks that prepared it",
-            "build and prepare it inside the function that you launch",
-        )
+        raise cannot_travel("DataLoader")
 
     def __iter__(self) -> Any:
         if os.getpid() != self._pid:
@@ -362,6 +358,15 @@ def _with_end(batches: Iterator[Any], one: Pass) -> Iterator[Any]:
         one.is_last = following is _END
         yield batch
         batch = following
+
+
+def cannot_travel(what: str) -> RuntimeMisuse:
+    """The error for a prepared object that somebody tries to pickle."""
+    return RuntimeMisuse(
+        f"a prepared {what} cannot travel between processes",
+        "it belongs to the ranks that prepared it",
+        f"build and prepare it inside the function that you launch; save {what}.state_dict()",
+    )
 
 
 def other_process(what: str) -> RuntimeMisuse:

@@ -62,6 +62,11 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
+def half_to_full(tensor: Tensor) -> Tensor:
+    """Give a half-precision tensor in float32, any other as it is."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
 def gather(tree: Any, world: World) -> Any:
     """Concatenate every tensor over the ranks along dimension 0, in rank order.
 

@@ -35,6 +35,7 @@ from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.config.strategy import Ways, chosen_strategy, settled
 from notebook_accel.config.wishes import Strategy
+from notebook_accel.data.loader import cannot_travel
 from notebook_accel.errors import ConfigError, needs
 from notebook_accel.events import context
 from notebook_accel.ranks.world import World
@@ -49,7 +50,6 @@ from notebook_accel.runtime.keeping import Keeping
 from notebook_accel.runtime.live import live_events
 from notebook_accel.runtime.memory import clear_device_cache
 from notebook_accel.runtime.normalizing import Normalizing
-from notebook_accel.runtime.optimizer import cannot_travel
 from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.runtime.profiling import Profiling
 from notebook_accel.runtime.recording import Recording

@@ -102,8 +102,7 @@ class Guards:
             "prepare gives new objects; those that you had are not spread over ranks, "
             "and an optimizer would step on every micro-batch",
             f"write `{call_of_prepare(given)}`",
-            person.f_code.co_filename,
-            person.f_lineno,
+            *rails.line_of(person),
         )
 
     def _say_batch(self, every: Any) -> None:
@@ -189,8 +188,7 @@ class _Mark(OrderedDict[str, Any]):
                 "a wrapped model is saved",
                 "its keys begin with 'module.', and a plain model does not know them",
                 "save accelerator.get_state_dict(model), or accelerator.unwrap_model(model)",
-                person.f_code.co_filename,
-                person.f_lineno,
+                *rails.line_of(person),
             )
         return OrderedDict, ()
 

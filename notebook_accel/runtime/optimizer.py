@@ -13,8 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from notebook_accel.data.loader import other_process
-from notebook_accel.errors import RuntimeMisuse
+from notebook_accel.data.loader import cannot_travel, other_process
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.strategies.base import Engine, parameters_of
 
@@ -220,12 +219,3 @@ def _delegate(face: type, base: type, own: set[str]) -> None:
 
 _delegate(PreparedOptimizer, Optimizer, {"step", "zero_grad", "state_dict", "load_state_dict"})
 _delegate(PreparedScheduler, LRScheduler, {"step"})
-
-
-def cannot_travel(what: str) -> RuntimeMisuse:
-    """The error for a prepared object that somebody tries to pickle."""
-    return RuntimeMisuse(
-        f"a prepared {what} cannot travel between processes",
-        "it belongs to the ranks that prepared it",
-        f"build and prepare it inside the function that you launch; save {what}.state_dict()",
-    )

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 
 from notebook_accel.config.kinds import RNGType
 from notebook_accel.config.loading import DataLoaderConfiguration
-from notebook_accel.data.loader import Passes, PreparedLoader
+from notebook_accel.data.loader import Passes, PreparedLoader, cannot_travel
 from notebook_accel.data.prepare import prepare_loader
 from notebook_accel.events import context, tasks
 from notebook_accel.runtime.clock import Clock
-from notebook_accel.runtime.optimizer import PreparedOptimizer, PreparedScheduler, cannot_travel
+from notebook_accel.runtime.optimizer import PreparedOptimizer, PreparedScheduler
 from notebook_accel.strategies.base import Engine, Parts
 from notebook_accel.strategies.dummies import DummyScheduler
 

@@ -169,14 +169,12 @@ class Recording:
     def _say_that_nothing_is_open(self) -> None:
         if self.log_with and not self._warned:
             self._warned = True
-            person = sys._getframe(2)
             rails.warn(
                 "unopened-trackers",
                 "accelerator.log() before init_trackers(): the trackers of log_with get nothing",
                 "a tracker opens its run when it knows the project",
                 'call accelerator.init_trackers("project", config) before the loop',
-                person.f_code.co_filename,
-                person.f_lineno,
+                *rails.line_of(sys._getframe(2)),
             )
 
 

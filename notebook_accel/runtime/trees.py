@@ -15,7 +15,7 @@ from torch import Tensor
 from notebook_accel.config.words import kind_of
 from notebook_accel.data.batch import to_device
 from notebook_accel.errors import RuntimeMisuse
-from notebook_accel.ranks.collectives import map_tensors, map_tree
+from notebook_accel.ranks.collectives import half_to_full, map_tensors, map_tree
 
 
 class TensorInformation(NamedTuple):
@@ -173,8 +173,7 @@ def initialize_tensors(data_structure: Any) -> Any:
 
 def convert_to_fp32(tensor: Any) -> Any:
     """Make every half-precision tensor float32."""
-    halves = (torch.float16, torch.bfloat16)
-    return map_tensors(lambda one: one.float() if one.dtype in halves else one, tensor)
+    return map_tensors(half_to_full, tensor)
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,8 +188,7 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., 
 
 def listify(data: Any) -> Any:
     """Put nested lists of numbers in the place of every tensor."""
-    halves = (torch.float16, torch.bfloat16)
-    return map_tensors(lambda one: (one.float() if one.dtype in halves else one).tolist(), data)
+    return map_tensors(lambda one: half_to_full(one).tolist(), data)
 
 
 def listed(value: Any) -> list[Any]:

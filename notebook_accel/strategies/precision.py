@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from notebook_accel.config.fp8 import AORecipeKwargs
-from notebook_accel.ranks.collectives import map_tensors
+from notebook_accel.ranks.collectives import half_to_full, map_tensors
 from notebook_accel.strategies.cpu_bf16 import say_how_bf16_runs
 from notebook_accel.strategies.fp8 import EightBits, plain_layers, say_how_fp8_runs
 from notebook_accel.strategies.scaling import LossScaler
@@ -119,8 +119,3 @@ def upcast_outputs(model: nn.Module, upcast: bool) -> None:
     forward = vars(model).get("forward")
     if isinstance(forward, MixedForward):
         forward.upcasts = upcast
-
-
-def half_to_full(tensor: Tensor) -> Tensor:
-    """Give a half-precision tensor in float32, any other as it is."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

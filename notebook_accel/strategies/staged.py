@@ -14,16 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from notebook_accel.config.wishes import Pipeline
 from notebook_accel.events import tasks
 from notebook_accel.ranks import watch
-from notebook_accel.ranks.collectives import map_tensors, tensors_of
+from notebook_accel.ranks.collectives import half_to_full, map_tensors, tensors_of
 from notebook_accel.strategies import stages
 from notebook_accel.strategies.holdings import Holdings
 from notebook_accel.strategies.inside import Divided, running
-from notebook_accel.strategies.precision import (
-    MixedForward,
-    Precision,
-    half_to_full,
-    plain_forward,
-)
+from notebook_accel.strategies.precision import MixedForward, Precision, plain_forward
 from notebook_accel.strategies.sharding import Moved
 
 

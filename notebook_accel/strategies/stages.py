@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from notebook_accel.config.budget import first_blocks
 from notebook_accel.errors import ConfigError
-from notebook_accel.ranks.collectives import map_tensors, tensors_of
+from notebook_accel.ranks.collectives import half_to_full, map_tensors, tensors_of
 from notebook_accel.strategies.blocks import find_blocks
-from notebook_accel.strategies.precision import half_to_full
 
 _MARKS = ("forward", "_orig_forward")  # what torch leaves in a module that begins a stage
 _REPEATED = r"@\d+"  # what torch puts into the name of a module that is called again
