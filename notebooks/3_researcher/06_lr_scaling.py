@@ -272,7 +272,7 @@ def check_variance(function):
     if small is None or large is None:
         return "Not answered yet."
     told = f"{small:.3g} for 8 samples and {large:.3g} for 32"
-    if 3 < small / large < 5:
+    if 3 * large < small < 5 * large:
         return f"Yes: {told}, about a quarter."
     return f"Not yet: {told}, in place of about a quarter, {small / 4:.3g}."
 
