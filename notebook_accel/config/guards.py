@@ -24,6 +24,7 @@ NAMES = {
     "wrapped-save": "a wrapped model is saved",
     "plain-gather": "gather() keeps the samples repeated in the last batch",
     "late-gather": "gather_for_metrics() after the loop cannot leave repeated samples out",
+    "uncut-rows": "gather_for_metrics() cannot leave repeats out of a list that was filtered",
     "effective-batch": "what an optimizer step sees changed with the number of processes",
     "unpinned": "non_blocking copies from memory that is not pinned",
     "slow-loader": "training waits for its data",

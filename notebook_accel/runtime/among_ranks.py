@@ -85,8 +85,11 @@ class AmongRanks(Turns):
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Gather what belongs to the samples of this batch, each sample exactly once.
 
-        Samples that were repeated to make ranks even are left out. Lists of plain objects are
-        joined; any other object gives a list with one entry a rank.
+        Samples that were repeated to make ranks even are left out. Tensors and arrays have one row
+        a sample, and so has a list as long as the batch that holds no tensors, whatever its rows
+        are. Tuples, dicts and other lists hold such parts; a number, a string or None gives a list
+        with one entry a rank. ``use_gather_object`` makes every list, tensor and array a list of
+        rows, which may have any shapes.
 
         Ranks: all ranks call it, once a batch.
         """
