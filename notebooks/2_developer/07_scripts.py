@@ -74,11 +74,13 @@ run = notebook_launcher(main, num_processes=2, device="cpu")
 # ## 2. Export it
 #
 # `run.export_script` writes the function with all it uses: definitions, imports, plain values, and the call.
+# Here is how the script begins and ends:
 
 # %%
 folder = Path(tempfile.mkdtemp())
 script = run.export_script(folder / "train.py")
-print(script.read_text())
+lines = script.read_text().splitlines()
+print(*lines[:16], f"    ... {len(lines) - 20} lines more ...", *lines[-4:], sep="\n")
 
 # %% [markdown]
 # ## 3. Start it from the terminal
@@ -235,10 +237,11 @@ words = None  # for example ["launch", "--num_processes", "2", "train.py"]
 # %%
 def check_words(words):
     if words is None:
-        return "not yet"
+        return "Not answered yet."
     said = terminal(*words[:-1], "--dry_run", words[-1])
-    wanted = ("4 CPU processes", "bf16")
-    return "yes" if all(one in said for one in wanted) else f"no:\n{said}"
+    if "4 CPU processes" in said and "bf16" in said:
+        return "Yes: 4 CPU processes, in bf16."
+    return f"Not right: in place of 4 CPU processes in bf16 these words give\n{said}"
 
 
 print(check_words(words))
@@ -246,24 +249,48 @@ print(check_words(words))
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
 words = ["launch", "--cpu", "--num_processes", "4", "--mixed_precision", "bf16", "train.py"]
-assert check_words(words) == "yes", check_words(words)
+said = check_words(words)
+assert said.startswith("Yes"), said
+print(said)
 
 # %% [markdown]
-# **2.** The exported script takes no options. How do you train with another learning rate? a. edit the call
-# at its end · b. `launch --lr 0.1 train.py` · c. `launch train.py`, and argparse in the script
+# **2.** The exported script takes no options. How can you train with another learning rate? a. edit the
+# call at its end · b. `launch --lr 0.1 train.py` · c. `launch train.py --lr 0.1`, and argparse in the
+# script. Several may be right.
 
 # %%
-answer = None  # write "a and c", say, if you think of several
+answer = None  # write all that are right, like "a" or "b and c"
 
 # %%
-print(compare(answer, "a and c"))
+import re
+
+
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+before_the_name = terminal("launch", "--dry_run", "--lr", "0.1", "train.py")
+after_the_name = terminal("launch", "--dry_run", "--cpu", "train.py", "--lr", "0.1")
+works = {
+    "a": lines[-1].strip().startswith("main("),
+    "b": "unknown option" not in before_the_name,
+    "c": "unknown option" not in after_the_name,
+}
+right = [letter for letter, is_right in works.items() if is_right]
+check(answer and sorted(re.findall(r"\b[abc]\b", answer)), right)
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-answer = (
-    "a and c"  # what stands before the script's name is for launch, what follows is the script's
-)
-assert "unknown option --lr" in terminal("launch", "--lr", "0.1", "train.py")
+# What stands before the script's name is for launch, what follows it is the script's.
+answer = ["a", "c"]
+assert answer == right
+print(before_the_name)
 
 # %% [markdown]
 # ## Remember

@@ -194,20 +194,69 @@ def first_below(losses, limit):
 
 
 # %%
-if first_below([3, 1], 2) is not None:
-    assert first_below([3, 1, 0], 2) == 1, "Step 1 is the first whose loss is below 2."
-    assert first_below([3, 1], 0.5) is None, "No step comes that far down."
+TRIES = [([3, 1, 0], 2, 1), ([3, 1], 4, 0), ([3, 1], 0.5, None)]  # losses, limit, what is right
+
+
+def check_first_below(function):
+    if function([3, 1, 0], 2) is None:
+        return "Not answered yet."
+    for losses, limit, truth in TRIES:
+        got = function(losses, limit)
+        if got != truth:
+            return f"Not right: first_below({losses}, {limit}) gave {got} in place of {truth}."
+    return f"Yes: all {len(TRIES)} tries are right."
+
+
+print(check_first_below(first_below))
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-def first_below_solution(losses, limit):
+def first_below(losses, limit):
     return next((step for step, loss in enumerate(losses) if loss < limit), None)
 
 
-fast, slow = (first_below_solution(one.history["loss"], 1.0) for one in (run, other))
-print(fast, slow)
+said = check_first_below(first_below)
+assert said.startswith("Yes"), said
+fast, slow = (first_below(one.history["loss"], 1.0) for one in (run, other))
+print(said)
+print(f"first step below 1: {fast} at the larger rate, {slow} at the smaller one")
 assert fast is not None and (slow is None or fast < slow)
+
+# %% [markdown]
+# **2.** `"test/accuracy"` has one point an epoch, `"loss"` has one an update. Above, two ranks with batches
+# of 16 made 5 epochs of 1,500 samples. How many points would `"loss"` have with three ranks?
+
+# %%
+answer = None  # write a number
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+def steps_of_an_epoch():
+    return len(Accelerator().prepare(DataLoader(train_set, batch_size=16)))
+
+
+on_two, on_three = (
+    notebook_launcher(steps_of_an_epoch, num_processes=ranks, device="cpu")[0] for ranks in (2, 3)
+)
+check(answer, 5 * on_three)
+
+# %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# Solution: click to open
+answer = 5 * 32  # 94 batches are dealt to three ranks: 31 each and one more, filled up
+assert answer == 5 * on_three
+assert len(run.history["loss"]) == 5 * on_two, "And the run on two had what two ranks have."
+check(answer, 5 * on_three)
 
 # %% [markdown]
 # ## Remember

@@ -102,20 +102,38 @@ advice
 # come later.
 
 # %%
-whole, half = num * 16 / 1e9, num * 16 / 2 / 1e9
-print(compare(guess, "a" if whole < 24 else "b" if half < 24 else "c"))
-print(f"{whole:.0f} GB whole, {half:.0f} GB in halves")
+held = {one.label: one.memory for one in advice.estimates}  # bytes on a rank
+whole, half = held["DDP"], held["FSDP"]
+print(compare(guess, "a" if whole.total < 24e9 else "b" if half.total < 24e9 else "c"))
+for label, memory in {"DDP": whole, "FSDP": half}.items():
+    kept = memory.weights + memory.gradients + memory.optimizer
+    print(f"{label}: {kept / 1e9:.1f} GB that stay, {memory.other / 1e9:.1f} GB on top")
+    assert abs(kept / num - (16 if memory is whole else 8)) < 0.01, "Bytes for each parameter."
 assert advice.best is not None, "Offloaded to the CPU's memory it fits."
 print(advice.code)
 
 # %% [markdown]
+# The 16 bytes are what stays: 4 of weights, 4 of gradients, 8 of Adam's states. FSDP leaves half of
+# them on each of two ranks. The column **other** is what a strategy needs on top. DDP has the
+# gradients once more, in the buckets from which they are sent, and a copy of the weights in bf16:
+# 6 bytes a parameter. FSDP has one block at a time whole, with its gradients, and the next one on
+# its way.
+
+# %% [markdown]
 # ## 2. One function, three strategies
 #
-# The loop does not change. The strategy is a value given to the launch.
+# The loop does not change. The strategy is a value given to the launch. A parameter that it divides
+# is a **DTensor**: it has the shape of the whole, and `to_local()` gives the part on this rank.
 
 # %%
+from torch.distributed.tensor import DTensor
+
 x = torch.randn(64, 32)
 data = TensorDataset(x, x[:, :4].sum(1, keepdim=True).tanh())
+
+
+def part_here(parameter):
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def main(batch_size):
@@ -130,10 +148,7 @@ def main(batch_size):
             optimizer.zero_grad()
             accelerator.backward(nn.functional.mse_loss(model(a), b))
             optimizer.step()
-    held = 0
-    for p in model.parameters():
-        held += getattr(p, "to_local", lambda p=p: p)().numel()
-    return held
+    return sum(part_here(parameter).numel() for parameter in model.parameters())
 
 
 strategies = {
@@ -196,19 +211,33 @@ notebook_launcher(main, (8,), num_processes=64, device="fake", strategy=FSDP(rep
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Which strategy is advised for a model of 7 billion parameters on four devices of 80 GB?
-# Ask, and write the name of its class.
+# **1.** A model of 7 billion parameters, four devices of 80 GB. Work out first: does a whole copy fit
+# on each? Then write the name of the strategy's class that you expect to be advised.
 
 # %%
-answer = None  # write "DDP", "FSDP", ...
-if answer is not None:
-    seven = advise(7_000_000_000, devices=["80GB"] * 4)
-    print(compare(answer, type(seven.best).__name__))
+answer = None  # write "DDP", "FSDP", "TensorParallel", ...
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+seven = advise(7_000_000_000, devices=["80GB"] * 4)
+check(answer, type(seven.best).__name__)
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-seven = advise(7_000_000_000, devices=["80GB"] * 4)
-assert seven.best is not None, "A quarter of 112 GB fits on 80."
+answer = "FSDP"  # 112 GB do not fit on 80, a quarter of them does
+fits = {one.label: one.fits for one in seven.estimates}
+assert not fits["DDP"] and fits["FSDP"]
+assert answer == type(seven.best).__name__
 print(seven.code)
 
 # %% [markdown]

@@ -55,7 +55,7 @@ if importlib.util.find_spec("notebook_accel") is None:
     if done.returncode:
         raise RuntimeError(
             f"pip could not install {source}\n  why: {done.stderr.strip()}\n"
-            "  do:  let this session use the internet (Kaggle: Settings), and run this cell again"
+            "  do:  if the internet is off, turn it on (Kaggle: Settings); then run this cell again"
         )
 
 # %% [markdown]
@@ -116,10 +116,12 @@ assert len(list(run)) == run[0][1]
 # ## 3. A session that ends
 #
 # A free session ends after some hours, or when you close the page. So save as you go, and begin
-# every run by looking for what was saved. `numbered` folders rotate, and the newest whole one is
-# loaded.
+# every run by looking for what was saved. With `automatic_checkpoint_naming` each `save_state()`
+# writes a folder of its own, and `load_state()` takes the newest one that is whole: one whose
+# writing was cut off is passed over. `total_limit=2` keeps two.
 
 # %%
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -129,39 +131,59 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-KEEP = Path("/kaggle/working") if Path("/kaggle/working").exists() else Path(tempfile.mkdtemp())
+from notebook_accel.utils import ProjectConfiguration
+
+LASTS = Path("/kaggle/working")  # what lies there is kept with the notebook
+KEEP = LASTS / "lesson" if LASTS.exists() else Path(tempfile.mkdtemp())
 digits = load_digits()
 data = TensorDataset(
     torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
 )
 
 
+class Progress:
+    """How far the loop is; goes into checkpoints."""
+
+    epoch = 0
+
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+
+
+# %%
 def train(num_epochs, stop_after=None):
-    accelerator = Accelerator()
+    accelerator = Accelerator(
+        project_config=ProjectConfiguration(
+            project_dir=KEEP, automatic_checkpoint_naming=True, total_limit=2
+        )
+    )
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     loader = DataLoader(data, batch_size=16, shuffle=True)
     model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
-    epoch = torch.zeros(1, dtype=torch.long)
-    progress = nn.ParameterDict({"epoch": nn.Parameter(epoch, requires_grad=False)})
+    progress = Progress()
     accelerator.register_for_checkpointing(progress)
-    if (KEEP / "state").exists():
-        accelerator.load_state(KEEP / "state")
-        accelerator.print(f"going on after epoch {progress['epoch'].item()}")
-    for number in range(progress["epoch"].item(), num_epochs):
+    if (KEEP / "checkpoints").exists():
+        accelerator.load_state()
+        accelerator.print(f"going on after epoch {progress.epoch}")
+    while progress.epoch < num_epochs:
         for a, b in loader:
             optimizer.zero_grad()
             accelerator.backward(nn.functional.cross_entropy(model(a), b))
             optimizer.step()
-        progress["epoch"].data.fill_(number + 1)
-        accelerator.save_state(KEEP / "state")
-        if stop_after == number + 1:
+        progress.epoch += 1
+        accelerator.save_state()
+        if progress.epoch == stop_after:
             raise KeyboardInterrupt("the session ended")  # a stand-in for what really happens
-    return net, progress["epoch"].item()
+    return net, progress.epoch
 
 
 # %%
+shutil.rmtree(KEEP / "checkpoints", ignore_errors=True)  # only here: the lesson begins anew
 try:
     notebook_launcher(train, (4, 2), num_processes=2, device="auto-or-cpu")
 except KeyboardInterrupt as end:
@@ -208,16 +230,35 @@ assert run[0][1] == 2
 # many on two?
 
 # %%
-answer = None  # write a pair
-print(compare(answer, (113, 57)))
+answer = None  # write two numbers, like (12, 6)
+
+
+# %%
+def check(answer, truth):
+    """Say whether an answer is right; say nothing of the truth before it is."""
+    if answer is None:
+        print("Not answered yet.")
+    elif answer == truth:
+        print(f"Yes: {answer}.")
+    else:
+        print(f"Not {answer}: try again, or open the solution.")
+
+
+def num_steps():
+    return len(Accelerator().prepare(DataLoader(data, batch_size=16)))
+
+
+counted = [
+    notebook_launcher(num_steps, num_processes=ranks, device="auto-or-cpu")[0] for ranks in (1, 2)
+]
+check(answer and list(answer), counted)
 
 # %% tags=["solution"] jupyter={"source_hidden": true, "outputs_hidden": true}
 # Solution: click to open
-on_one = math.ceil(1797 / 16)
-on_two = math.ceil(on_one / 2)
-assert (on_one, on_two) == (113, 57), (
-    "113 batches, dealt to two ranks: 57 each, one of them filled up."
-)
+on_one = math.ceil(1797 / 16)  # 112 full batches and one of 5
+on_two = math.ceil(on_one / 2)  # dealt to two ranks: 57 each, one of them filled up
+assert [on_one, on_two] == counted
+check([on_one, on_two], counted)
 
 # %% [markdown]
 # ## Remember
