@@ -343,10 +343,17 @@ class Engine:
 
     def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Give the optimizer's state as a checkpoint keeps it: whole, or this rank's parts."""
-        return optimizer.state_dict()
+        return self._state_of(optimizer, self._keeps)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Give the optimizer's state to the person."""
+        return self._state_of(optimizer, keep=True)
+
+    def _state_of(self, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
+        """Give the optimizer's state; a rank that is not to ``keep`` it may give nothing.
+
+        Ranks: all ranks call it, where they share states.
+        """
         return optimizer.state_dict()
 
     def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -272,21 +272,7 @@ class PipelineEngine(PartsEngine):
         """Whether this rank has let go of what other ranks have of ``model``."""
         return self._staged(model).holdings.is_settled
 
-    def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Give the optimizer's whole state on the first rank of each machine.
-
-        Ranks: all ranks call it.
-        """
-        return self._whole_state(optimizer, self._keeps)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Give the optimizer's whole state to the person.
-
-        Ranks: all ranks call it.
-        """
-        return self._whole_state(optimizer, keep=True)
-
-    def _whole_state(self, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
+    def _state_of(self, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
         """Bring each parameter's state from the rank of its stage."""
         own = optimizer.state_dict()
         owners: dict[int, int] = {}

@@ -318,24 +318,11 @@ class ZeroEngine(Engine):
             return super().load_into(model, state, strict)
         return zero_parts.load_model(held.engine, state, strict)
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Give the optimizer's whole state, in torch's form.
-
-        Ranks: all ranks call it.
-        """
-        return self._whole_state(optimizer, keep=True)
-
-    def kept_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Give the optimizer's state as a checkpoint keeps it: whole, on the rank that writes.
-
-        Ranks: all ranks call it.
-        """
-        return self._whole_state(optimizer, self._keeps)
-
-    def _whole_state(self, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
+    def _state_of(self, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
+        """Give the optimizer's whole state, in torch's form."""
         held = self._of_optimizer(optimizer)
         if held is None:
-            return optimizer.state_dict()
+            return super()._state_of(optimizer, keep)
         return zero_parts.optimizer_state(held.engine, optimizer, held.groups, keep)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
