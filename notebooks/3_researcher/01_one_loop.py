@@ -270,7 +270,7 @@ def check_accumulated(function):
     apart = max((p - q).abs().max().item() for p, q in pairs)
     if apart < 1e-3:
         return "Yes: windows of 4 x 16 take the steps of batches of 64."
-    return f"Not yet: a weight is {apart:.1e} from that of batches of 64, in place of under 1e-3."
+    return f"Not right: a weight is {apart:.1e} from that of batches of 64, in place of under 1e-3."
 
 
 print(check_accumulated(train_accumulated))

@@ -278,7 +278,7 @@ def check_average(function):
     if torch.allclose(found, truth):
         return f"Yes: all {len(found)} gradients are averages."
     first = int((found - truth).abs().argmax())
-    return f"Not yet: gradient {first} became {found[first]:.3f} in place of {truth[first]:.3f}."
+    return f"Not right: gradient {first} became {found[first]:.3f} in place of {truth[first]:.3f}."
 
 
 print(check_average(average_flat))

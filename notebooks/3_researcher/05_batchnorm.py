@@ -216,7 +216,7 @@ def check_spread(function):
         if found is None:
             return "Not answered yet."
         if abs(found - truth) > truth / 10:
-            return f"Not yet: spread({batch}) gave {found:.3f} in place of about {truth:.3f}."
+            return f"Not right: spread({batch}) gave {found:.3f} in place of about {truth:.3f}."
     return "Yes: four times the samples, half the noise."
 
 

@@ -274,7 +274,7 @@ def check_variance(function):
     told = f"{small:.3g} for 8 samples and {large:.3g} for 32"
     if 3 * large < small < 5 * large:
         return f"Yes: {told}, about a quarter."
-    return f"Not yet: {told}, in place of about a quarter, {small / 4:.3g}."
+    return f"Not right: {told}, in place of about a quarter, {small / 4:.3g}."
 
 
 print(check_variance(variance_of_gradient))

@@ -328,7 +328,7 @@ def check_norm(function):
         return "Not answered yet."
     if abs(found - vector.norm()) < 1e-4:
         return f"Yes: {found:.3f}."
-    return f"Not yet: for 0, 1, ... 7 in two shards {found:.3f}, in place of {vector.norm():.3f}."
+    return f"Not right: for 0, 1, ... 7 in two shards {found:.3f}, in place of {vector.norm():.3f}."
 
 
 print(check_norm(whole_norm))

@@ -299,10 +299,12 @@ def check_columns(function):
         if found is None:
             return "Not answered yet."
         if found.shape != truth.shape:
-            return f"Not yet: rank {r} gave {tuple(found.shape)} in place of {tuple(truth.shape)}."
+            return (
+                f"Not right: rank {r} gave {tuple(found.shape)} in place of {tuple(truth.shape)}."
+            )
         if not torch.allclose(found, truth, atol=1e-4):
             got, wanted = found[0, 0].item(), truth[0, 0].item()
-            return f"Not yet: rank {r}'s first number is {got:.4f} in place of {wanted:.4f}."
+            return f"Not right: rank {r}'s first number is {got:.4f} in place of {wanted:.4f}."
     return "Yes: side by side, the two ranks' columns are the whole."
 
 

@@ -260,7 +260,7 @@ def check_bubble(function):
         if found is None:
             return "Not answered yet."
         if abs(found - truth) > 1e-9:
-            return f"Not yet: bubble_with{case} gave {found:.3f} in place of {truth:.3f}."
+            return f"Not right: bubble_with{case} gave {found:.3f} in place of {truth:.3f}."
     return "Yes, as the clock says."
 
 

@@ -249,7 +249,7 @@ def check_sum(function):
     told = f"4,096 times 0.01 gave {float(found):.2f}"
     if abs(float(found) - truth) < 0.5:
         return f"Yes: {told}."
-    return f"Not yet: {told} in place of {truth:.2f}."
+    return f"Not right: {told} in place of {truth:.2f}."
 
 
 print(check_sum(careful_sum))

@@ -320,7 +320,7 @@ def check_first(function):
             return "Not answered yet."
         if found != "fast":
             names = ", ".join(one.__name__ for one in functions)
-            return f"Not yet: first_answer([{names}]) gave {found!r} in place of 'fast'."
+            return f"Not right: first_answer([{names}]) gave {found!r} in place of 'fast'."
     return "Yes: whoever is first, in whichever place."
 
 

@@ -296,7 +296,7 @@ def check_overlapped(function):
             return "Not answered yet."
         truth = whole - min(whole - computing, computing * 2 / 3)
         if abs(found - truth) > 1e-9:
-            return f"Not yet: overlapped{case} gave {found:.2f} s in place of {truth:.2f} s."
+            return f"Not right: overlapped{case} gave {found:.2f} s in place of {truth:.2f} s."
     return "Yes: a ring costs only what backward cannot hide."
 
 
