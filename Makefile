@@ -43,12 +43,15 @@ soak: env
 	$(RUN) -m pytest -m soak $(TESTS)
 
 notebooks: env
-	$(RUN) -m pytest -m 'not browser' tests/notebooks
+	$(RUN) -m pytest -m 'not (browser or soak)' tests/notebooks
 
-# The documentation under out/site, with every notebook as a page with its outputs.
+# The documentation under out/site, with every notebook as a page with its outputs. For some of
+# them only: make docs LESSONS='notebooks/1_beginner/01_quickstart.ipynb'
+SITE ?= out/site
+
 docs: $(ENGINES)
-	$(RUN) -m mkdocs build --quiet
-	$(RUN) notebooks/render.py out/site/notebooks
+	$(RUN) -m mkdocs build --quiet --site-dir $(abspath $(SITE))
+	$(RUN) notebooks/render.py $(SITE)/notebooks $(LESSONS)
 
 lint: env
 	$(RUN) -m ruff check .

@@ -1,7 +1,8 @@
 """Execute notebooks and write each one as a page with its outputs.
 
 ``python notebooks/render.py OUT [notebook ...]`` writes ``OUT/<level>/<name>.html`` and the
-executed notebook beside it, of all notebooks or of those that are named.
+executed notebook beside it, of all notebooks or of those that are named, and lists the pages that
+are there in ``OUT/index.html``.
 """
 
 from __future__ import annotations
@@ -99,6 +100,24 @@ def render(path: Path, out: Path) -> Path:
     return page
 
 
+def index(out: Path) -> Path:
+    """Write the page that leads to every rendered lesson below ``out``."""
+    lines = ["# Lessons, at three depths"]
+    level = ""
+    for path in sources():
+        page = Path(path.parent.name) / path.name
+        if not (out / page).exists():  # the executed notebook, beside its own page
+            continue
+        if page.parent.name != level:
+            level = page.parent.name
+            lines.append(f"\n## {level.partition('_')[2].capitalize()}\n")
+        lines.append(f"- [{title_of(nbformat.read(path, as_version=4))}]({page.as_posix()})")
+    written = out / "index.html"
+    cell = nbformat.v4.new_markdown_cell("\n".join(lines))
+    written.write_text(page_of(nbformat.v4.new_notebook(cells=[cell])), encoding="utf-8")
+    return written
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Render what is named, or everything."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -107,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     for path in asked.notebooks or sources():
         render(path.resolve(), asked.out)
+    print(f"all of them: {index(asked.out)}")
 
 
 if __name__ == "__main__":

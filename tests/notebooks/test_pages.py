@@ -74,3 +74,14 @@ def test_formulas_are_drawn_without_a_script_and_code_is_left_alone(render):
     page = render.page_of(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)]))
     assert page.count("<math") == 2 and "<mfrac>" in page
     assert "$5" in page and "$HOME" in page and "$x_i$" not in page
+
+
+def test_the_list_of_lessons_names_those_that_are_there(render, tmp_path):
+    assert "<li>" not in render.index(tmp_path).read_text()
+    for path in render.sources()[:2]:
+        page = tmp_path / path.parent.name / path.name
+        page.parent.mkdir(exist_ok=True)
+        page.touch()
+    shown = render.index(tmp_path).read_text()
+    assert shown.count("<li>") == 2 and shown.count("<h2") == 1 and "Beginner" in shown
+    assert 'href="1_beginner/01_quickstart.html"' in shown
