@@ -7,7 +7,6 @@ and a script that guesses would train something else: it is refused by name.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import dataclasses
 import enum
@@ -28,14 +27,15 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.events.discretion import is_secret
 from notebook_accel.events.records import Record
 from notebook_accel.launch.remembered import Then
+from notebook_accel.launch.script_seeds import unseeded
 from notebook_accel.launch.sources import Source, import_of, names_in, names_now, source_of
 from notebook_accel.launch.start import Job
 
 MARK = "Exported by notebook_accel"
 MAX_LITERAL = 20_000
-_SEEDS = {"set_seed", "manual_seed", "seed", "seed_everything", "default_rng"}
 _LITERALS = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, range)
 _NOTEBOOK = {"display", "get_ipython"}  # builtins only there
+_OF_A_MODULE = {"__name__", "__file__", "__doc__", "__spec__"}  # a script has its own
 _SETTINGS = {
     "mixed_precision": "ACCELERATE_MIXED_PRECISION",
     "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
@@ -90,10 +90,11 @@ def text_of(job: Job, record: Record, name: str = "train.py") -> str:
         raise _refusal(record.about.function, gathered.refused)
     text = _layout(gathered, f"{called}({', '.join(given)})", record, name)
     compile(text, name, "exec", dont_inherit=True)
-    if not _SEEDS & {word for node in ast.walk(ast.parse(text)) for word in _words(node)}:
+    if libraries := unseeded(text):
         print(
-            f"note: {name} sets no seed, and the notebook had drawn random numbers before the "
-            "launch: its losses will be others; call set_seed(...) at the start of the function"
+            f"note: {name} draws random numbers of {' and '.join(libraries)} that nothing in it "
+            "seeds: its losses will be others than the notebook's; call set_seed(...) at the "
+            "start of the function"
         )
     return text
 
@@ -144,6 +145,8 @@ class _Gathered:
         self.texts[source.name] = source.text
         self.future_annotations |= source.future_annotations
         for name in sorted(names_in(source.text)):
+            if name in _OF_A_MODULE:
+                continue
             if name in source.scope:
                 self.need(name, source.scope[name], source.name)
             elif name in _NOTEBOOK and hasattr(builtins, name):
@@ -363,10 +366,3 @@ def _import_blocks(lines: Iterable[str]) -> list[str]:
         top = module.removeprefix("import ").partition(".")[0].partition(" ")[0]
         blocks[top in sys.stdlib_module_names].append(line)
     return ["\n".join(block) for block in blocks.values()]
-
-
-def _words(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Name):
-        yield node.id
-    elif isinstance(node, ast.Attribute):
-        yield node.attr

@@ -25,6 +25,7 @@ from notebook_accel.events.story import About, RankStory, Story
 from notebook_accel.launch.remembered import remember
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.script import export, text_of
+from notebook_accel.launch.script_seeds import unseeded
 from notebook_accel.launch.start import Job
 
 counter = itertools.count(1)
@@ -247,10 +248,40 @@ def test_a_function_without_a_seed_is_exported_with_a_note(
     cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text_of(job(cell("def main(): pass\n")["main"]), record())
-    assert "note: train.py sets no seed" in capsys.readouterr().out
+    assert "note: train.py draws random numbers of torch that" in capsys.readouterr().out
     space = cell("from notebook_accel import set_seed\ndef main(): set_seed(1)\n")
     text_of(job(space["main"]), record())
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "libraries"),
+    [
+        ("torch.manual_seed(1)", []),
+        ("torch.Generator().manual_seed(1)", ["torch"]),
+        ("torch.manual_seed", ["torch"]),  # named, not called
+        ("from torch import manual_seed as m; m(1)", []),
+        ("accelerator.seed = 3", ["torch"]),
+        ("torch.manual_seed(1), np.random.rand(2)", ["numpy"]),
+        ("np.random.seed(1), torch.manual_seed(1), np.random.rand(2)", []),
+        ("torch.manual_seed(1), np.random.default_rng(0).random()", []),
+        ("np.random.default_rng(0)", ["torch"]),
+        ("import numpy.random as r; r.shuffle([1])", ["numpy", "torch"]),
+        ("from random import shuffle; torch.manual_seed(1), shuffle([1])", ["random"]),
+        ("random.Random(1).random(), torch.manual_seed(2)", []),
+        ("random.random(), np.random.rand(), set_seed(1)", []),
+    ],
+)
+def test_a_script_is_told_which_librarys_numbers_nothing_seeds(
+    text: str, libraries: list[str]
+) -> None:
+    head = "import random, torch\nimport numpy as np\n"
+    assert unseeded(f"{head}def main():\n    {text}\n") == libraries
+
+
+def test_names_that_every_module_has_are_the_scripts_own(cell: Cell, tmp_path: Path) -> None:
+    text = text_of(job(cell("def main(): print('I am', __name__)\n")["main"]), record())
+    assert "__name__ = " not in text and run_script(text, tmp_path) == "I am __main__\n"
 
 
 # ── refusals ──────────────────────────────────────────────────────────────────────────────────
