@@ -100,12 +100,14 @@ class Holdings:
         for one in self._all:
             one.whole.data = _without_memory(one.whole, self._device)
             one.whole.requires_grad_(one.rest.requires_grad)
+            one.whole.__deepcopy__ = _copied  # type: ignore[method-assign]
             one.show(one.whole)
         try:
             yield
         finally:
             for one, data in kept:
                 one.whole.data = data
+                del one.whole.__deepcopy__
                 one.show(one.rest)
 
     def _local(self, one: Holding) -> Tensor:
@@ -319,6 +321,14 @@ def _without_memory(like: Tensor, device: torch.device) -> Tensor:
     made = torch.empty(like.shape, dtype=like.dtype, device=device)
     made.untyped_storage().resize_(0)
     return made
+
+
+def _copied(memo: Any) -> nn.Parameter:
+    """Stand for the copy of a parameter without memory, of which torch gives each stage one.
+
+    To copy what is not there would end the process. ``stages.owners`` says what is wrong.
+    """
+    return nn.Parameter(torch.empty(0))
 
 
 def _tensor(parameter: Tensor) -> DTensor:

@@ -233,6 +233,8 @@ def evaluates_and_refuses() -> dict[str, Any]:
     wandering = accelerator.prepare(Wandering())
     accelerator.forward_backward(wandering, (X, X), mse)
     told["wanders"] = refusal(lambda: wandering.eval()(X))
+    tied = accelerator.prepare(Tied())
+    told["tied"] = refusal(lambda: accelerator.forward_backward(tied, (X, Y), mse))
     told["explained"] = "\n".join(accelerator._explanation())
     mine = [name for name, one in model.named_parameters() if one.grad is not None]
     told["own"] = sorted({name.split(".")[0] for name in mine})
@@ -324,6 +326,19 @@ def test_every_rank_gets_the_outputs_and_every_misuse_is_explained() -> None:
         assert "2 stages, beginning at blocks.1" in told["explained"]
         assert "first.weight was used by rank 0 of the pipeline, and now by 1" in told["wanders"]
         assert "pass split=" in told["wanders"]
+        assert "blocks.0.up.weight is used by several stages of Tied" in told["tied"]
+        assert "untie them" in told["tied"]
+
+
+def ties() -> str:
+    accelerator = Accelerator(cpu=True, strategy=Pipeline(inside=FSDP()))
+    model = accelerator.prepare(Tied())
+    return refusal(lambda: accelerator.forward_backward(model, (X, Y), mse))
+
+
+def test_a_weight_of_two_stages_in_parts_is_refused() -> None:
+    for told in launch(ties, size=4):
+        assert "blocks.0.up.weight is used by several stages of Tied" in told
 
 
 def infers() -> dict[str, Any]:
