@@ -167,9 +167,10 @@ broken = notebook_launcher(learn, args=(0.3,), num_processes=2, device="auto-or-
 to_learn = TensorDataset(pictures[:1500], labels[:1500])  # the good pictures again
 
 # %% [markdown]
-# The mark says what happened (`loss is nan`), at which step, and to which worker (*rank* is the
-# worker's number). Up to that step all went well. Then the damaged picture came, and every number that
-# it touched became "not a number" as well. Look for the cause in what that worker read at that step.
+# The mark says what happened (`loss is nan`), at which step, and which worker said so first (*rank* is
+# the worker's number). Until then all went well. Then the damaged picture came, and every number that it
+# touched became "not a number" as well: also those of the other worker, one step later, for they compare
+# notes. Look for the cause in what the workers read at that step and at the one before.
 
 # %%
 from math import isnan
