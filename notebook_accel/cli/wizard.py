@@ -13,6 +13,7 @@ from typing import Any
 
 from notebook_accel.config.catalog.setting import Setting
 from notebook_accel.config.placement import DEFAULT_PORT
+from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.sources import ARGUMENT
 from notebook_accel.config.values import read
@@ -37,6 +38,8 @@ _LAYOUTS = {
 }
 # How many processes work together: their product must divide all of them.
 _DEGREES = ("megatron_lm_tp_degree", "megatron_lm_pp_degree")
+# What must fit together as soon as it is answered.
+_OF_MACHINES = ("num_nodes", "node_rank", "num_processes")
 _COMING = "kept, but not trainable yet"
 
 Answers = dict[str, Any]
@@ -234,24 +237,14 @@ def _hardware(kind: str, machine: Machine) -> str:
 def _read(one: Setting, text: str, answers: Answers) -> Any:
     try:
         value = read(one, text, ARGUMENT)
+        if one.name in _OF_MACHINES:
+            counts = {name: answers.get(name) for name in _OF_MACHINES}
+            _ = RunConfig(**{**counts, one.name: value}).num_local_processes
     except ConfigError as error:  # it says how an argument is written; here one types
         raise ConfigError(f"{text!r} cannot be", error.why) from None
     if value is None and one.when and not one.optional:
         raise ConfigError(f"{one.name} is needed", one.help)
-    num_nodes = int(answers.get("num_nodes", 1))
-    if one.name == "num_processes" and value is not None and value % num_nodes:
-        raise ConfigError(
-            f"{value} processes do not divide among {num_nodes} machines",
-            "each machine runs as many as the others",
-            f"write {-(-value // num_nodes) * num_nodes}",
-        )
     _check_degree(one, value, answers)
-    if one.name == "node_rank" and not 0 <= (value or 0) < num_nodes:
-        raise ConfigError(
-            f"there is no machine {value} among {num_nodes}",
-            "machines are numbered from 0",
-            f"write a number from 0 to {num_nodes - 1}",
-        )
     return value
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from notebook_accel.config import values
 from notebook_accel.config.catalog.setting import DEFAULT_PRECISION, given
+from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.values import check_choice
-from notebook_accel.errors import ConfigError
 
 __all__ = [
     "DEFAULT_PRECISION",
@@ -73,12 +73,7 @@ class LaunchSettings:
 
 def check_node(node_rank: int, num_nodes: int) -> None:
     """Raise ConfigError unless ``node_rank`` is one of ``num_nodes`` machines."""
-    if not 0 <= node_rank < num_nodes:
-        raise ConfigError(
-            f"node_rank={node_rank}, but num_nodes={num_nodes}",
-            "machines are numbered from 0",
-            f"pass a node_rank from 0 to {num_nodes - 1}, or the real num_nodes",
-        )
+    RunConfig(node_rank=node_rank, num_nodes=num_nodes)
 
 
 def check(name: str, value: object) -> None:

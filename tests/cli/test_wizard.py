@@ -111,10 +111,10 @@ def test_earlier_answers_are_proposed_before_detected_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("num_processes", "many", "'many' cannot be"),
-        ("num_processes", "3", "3 processes do not divide among 2 machines"),
-        ("num_processes", "0", "'0' cannot be"),
-        ("node_rank", "2", "there is no machine 2 among 2"),
+        ("num_processes", "many", "is a whole number"),
+        ("num_processes", "3", "as many ranks as the others, and 3 are not 2 times a whole number"),
+        ("num_processes", "0", "must be at least 1"),
+        ("node_rank", "2", "from 0, so of 2 the last is 1"),
     ],
 )
 def test_answers_that_cannot_be_are_refused_where_they_are_written(
@@ -124,7 +124,8 @@ def test_answers_that_cannot_be_are_refused_where_they_are_written(
     question = next(one for one in asked if one.name == name)
     with pytest.raises(ConfigError) as refused:
         question.check(text)
-    assert said in refused.value.what
+    assert refused.value.what == f"{text!r} cannot be"
+    assert said in refused.value.why
     assert question.check("1" if name == "node_rank" else "4") in (1, 4)
 
 

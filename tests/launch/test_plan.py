@@ -151,7 +151,8 @@ def test_ranks_of_several_machines_are_numbered_through() -> None:
 
 def test_a_machine_number_out_of_range_is_refused() -> None:
     assert refusal(1, "cpu", [], 4, node_rank=2, num_nodes=2).what == "node_rank=2, but num_nodes=2"
-    assert "from 0 to 1" in refusal(1, "cpu", [], 4, node_rank=-1, num_nodes=2).fix
+    assert "from 0 to 1" in refusal(1, "cpu", [], 4, node_rank=2, num_nodes=2).fix
+    assert "node_rank=0" in refusal(1, "cpu", [], 4, node_rank=-1, num_nodes=2).fix
 
 
 @pytest.mark.parametrize(("cores", "ranks", "threads"), [(2, 8, 1), (8, 2, 4), (7, 2, 3)])
