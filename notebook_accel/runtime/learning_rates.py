@@ -1,4 +1,4 @@
-"""The learning rates of prepared optimizers, read when news is sent: a few times a second."""
+"""The learning rates of prepared optimizers: with which one each step was made."""
 
 from __future__ import annotations
 
@@ -12,34 +12,57 @@ _OWN_NAMES = {"lr", "learning_rate", "learning rate"}
 
 
 class LearningRates:
-    """Tells the rates that have changed since they were last asked for.
+    """Notes rates as points of curves, few enough and so that a line through them is true.
 
-    ``lr`` is the first parameter group's; a group whose rate is a different one gets a curve of
-    its own, ``lr/2`` and so on. ``optimizers`` gives those that are prepared by now.
+    A rate holds until it changes: its curve has a point before each change, one behind it, and one
+    at the newest step. ``lr`` is the first parameter group's; a group whose rate is a different one
+    gets a curve of its own, ``lr/2`` and so on. ``optimizers`` gives those prepared by now.
     """
 
     def __init__(self, optimizers: Callable[[], Sequence[Optimizer]]) -> None:
         self._optimizers = optimizers
         self._names: dict[int, str] = {}  # number of a parameter group -> its curve
-        self._told: dict[str, float] = {}
+        self._newest: dict[str, float] = {}  # at the last step
+        self._drawn: dict[str, int] = {}  # step of each curve's last point
+        self._points: list[tuple[str, int, float]] = []
+        self._step = 0
         self._is_wanted = True
 
     def leave_to(self, name: str) -> None:
         """Be silent from now on if ``name`` is a curve of the person's that says the same."""
         if name.lower().rpartition("/")[2] in _OWN_NAMES:
             self._is_wanted = False
+            self._newest = {}
 
-    def news(self, step: int) -> list[tuple[str, int, float]]:
-        """Give the points of curves that have moved, at optimizer step ``step``.
+    def stepped(self, step: int) -> None:
+        """Note the rates that optimizer step ``step`` was made with.
 
         A rate that lies on a device is left out: reading it would make the loop wait.
         """
-        points = []
-        for name, rate in self._rates() if self._is_wanted else ():
-            if self._told.get(name) != rate:
-                self._told[name] = rate
-                points.append((name, step, rate))
+        if not self._is_wanted:
+            return
+        rates = dict(self._rates())
+        if rates != self._newest:
+            for name, rate in rates.items():
+                before = self._newest.get(name)
+                if before != rate:
+                    if before is not None:
+                        self._draw(name, self._step, before)
+                    self._draw(name, step, rate)
+            self._newest = rates
+        self._step = step
+
+    def news(self) -> list[tuple[str, int, float]]:
+        """Give the points since the last time, the newest step's among them."""
+        for name, rate in self._newest.items():
+            self._draw(name, self._step, rate)
+        points, self._points = self._points, []
         return points
+
+    def _draw(self, name: str, step: int, rate: float) -> None:
+        if self._drawn.get(name) != step:
+            self._drawn[name] = step
+            self._points.append((name, step, rate))
 
     def _rates(self) -> list[tuple[str, float]]:
         found = [

@@ -121,6 +121,7 @@ class LiveEvents:
             self._send(self._ring.take(wait=False))
             means = []
         self._step, self._pass = step, one
+        self._rates.stepped(step)
         self._emitter.stepped(step, means, self._where)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
@@ -161,7 +162,7 @@ class LiveEvents:
         return series
 
     def _news(self) -> list[Any]:
-        points = self._rates.news(self._step)
+        points = self._rates.news()
         return [*([Metrics(self._rank, points)] if points else []), self._progress()]
 
     def _progress(self) -> Progress:

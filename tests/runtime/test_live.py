@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -236,7 +237,39 @@ def test_groups_with_rates_of_their_own_get_curves_of_their_own() -> None:
     assert launch.points("lr/3") == []
 
 
-def test_a_rate_that_stays_is_told_once() -> None:
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda inner: torch.optim.lr_scheduler.MultiStepLR(inner, [14]),
+        lambda inner: torch.optim.lr_scheduler.StepLR(inner, 3),
+        lambda inner: torch.optim.lr_scheduler.CosineAnnealingLR(inner, 20),
+        lambda inner: torch.optim.lr_scheduler.ConstantLR(inner, factor=1.0),
+    ],
+    ids=["one fall", "stairs", "always", "never"],
+)
+def test_a_line_through_the_points_of_a_rate_is_the_rate_of_every_step(
+    schedule: Callable[[Any], Any],
+) -> None:
+    launch, used = Launch(), []
+
+    def main() -> None:
+        accelerator = Accelerator(cpu=True)
+        (weight,) = weights(1)
+        inner = torch.optim.SGD([weight], lr=1.0)
+        optimizer, scheduler = accelerator.prepare(inner, schedule(inner))
+        for _ in range(20):
+            used.append(inner.param_groups[0]["lr"])
+            accelerator.backward(weight.sum())
+            optimizer.step()
+            scheduler.step()
+
+    launch.run(main)
+    steps, rates = zip(*launch.points("lr"), strict=True)
+    assert list(steps) == sorted(set(steps)) and (steps[0], steps[-1]) == (1, 20)
+    assert np.interp(range(1, 21), steps, rates) == pytest.approx(used)
+
+
+def test_a_rate_that_stays_has_a_level_line_to_the_newest_step() -> None:
     launch = Launch()
 
     def main() -> None:
@@ -249,7 +282,7 @@ def test_a_rate_that_stays_is_told_once() -> None:
             time.sleep(0.06)
 
     launch.run(main)
-    assert launch.points("lr") == [(1, 0.5)]
+    assert launch.points("lr") == [(1, 0.5), (2, 0.5), (3, 0.5)]
 
 
 def test_who_logs_the_rate_himself_has_his_own_curve() -> None:
