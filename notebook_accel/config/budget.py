@@ -160,7 +160,7 @@ def sequences_divided(wish: SequenceParallel, sizes: Sizes, training: Training) 
 def deepspeed(wish: DeepSpeed, sizes: Sizes, training: Training) -> Budget:
     """Count DeepSpeed's ZeRO by its stage, and what is offloaded."""
     away = [one not in (None, "none") for one in (wish.offload_optimizer, wish.offload_param)]
-    return zero(wish.zero_stage or 2, sizes, training, any(away), away[1])
+    return zero(wish.stage, sizes, training, any(away), away[1])
 
 
 def megatron(wish: Megatron, sizes: Sizes, training: Training) -> Budget | None:

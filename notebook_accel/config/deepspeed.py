@@ -81,6 +81,12 @@ class DeepSpeed(Strategy):
                         f"take {key} out of the configuration",
                     )
 
+    @property
+    def stage(self) -> int:
+        """The stage of ZeRO that was chosen."""
+        assert self.zero_stage is not None  # filled in when this was made
+        return self.zero_stage
+
     def says(self) -> dict[str, Any]:
         """Give the number format and the accumulation, where they are said here."""
         own = HfDeepSpeedConfig(self.config)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from notebook_accel.errors import ConfigError
 from notebook_accel.ranks import watch
 
 
@@ -97,3 +98,19 @@ def let_batch_norms_meet(model: nn.Module, device: torch.device, group: Any = No
             module.process_group = group
         if device.type == "cpu" and type(module) is nn.SyncBatchNorm:
             module.__class__ = CPUSyncBatchNorm  # type: ignore[assignment]
+
+
+def refuse_to_meet(model: nn.Module) -> None:
+    """Refuse SyncBatchNorm layers that train in stages.
+
+    Errors: ConfigError.
+    """
+    for name, one in model.named_modules():
+        if one.training and isinstance(one, (nn.SyncBatchNorm, CPUSyncBatchNorm)):
+            raise ConfigError(
+                f"{name or type(model).__name__} is a SyncBatchNorm, under Pipeline()",
+                "its ranks would be all ranks, and each computes another stage; batch statistics "
+                "are those of a micro-batch there",
+                "leave out nn.SyncBatchNorm.convert_sync_batchnorm(model): plain batch norms keep "
+                "the first copy's running statistics; or use strategy=FSDP()",
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from notebook_accel.strategies import lean, sharding
 from notebook_accel.strategies.base import Layout, Parts
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
 from notebook_accel.strategies.blocks import can_be_cut, find_blocks, modules_named
+from notebook_accel.strategies.buffers import follow_first
 from notebook_accel.strategies.compiled import refuse_whole_graph, uncompiled
 from notebook_accel.strategies.fp8 import share_scales
 from notebook_accel.strategies.homecoming import HOME
@@ -93,6 +95,9 @@ class FSDPEngine(PartsEngine):
                 for part in inner.modules():
                     if isinstance(part, FSDPModule):
                         watch.watch_gathering(part, self._pulse)
+            if self._mesh.size() > 1:
+                syncs = partial(self.syncs, inner)
+                follow_first(inner, self._readers(), self.world.device, syncs, self._pulse)
         return self.mix(model)
 
     def _shard(self, model: nn.Module) -> None:

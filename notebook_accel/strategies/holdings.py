@@ -29,6 +29,7 @@ from torch.distributed.tensor import (
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.shards import whole
+from notebook_accel.strategies.buffers import Following
 from notebook_accel.strategies.inside import Divided
 from notebook_accel.strategies.sharding import Moved
 
@@ -84,6 +85,7 @@ class Holdings:
         self._copies = [
             mesh.get_group(axis) for axis in self._axes if axis.startswith("dp_") and mesh
         ]
+        self._following = Following(self._own_buffers, self._copies, device)
 
     # ── tracing ───────────────────────────────────────────────────────────────────────────────
 
@@ -197,6 +199,17 @@ class Holdings:
         finally:
             for one in self._own:
                 one.whole.data = self._local(one)
+
+    def before_forward(self, syncs: bool) -> None:
+        """Bring buffers from the first copy of a stage to the others; ``syncs``: it is to train.
+
+        Ranks: all ranks of a stage call it.
+        """
+        self._following.before_forward(syncs)
+
+    def _own_buffers(self) -> list[Tensor]:
+        named = self._model.named_buffers()
+        return [one for name, one in named if self._buffers.get(name) == self._rank]
 
     def average(self) -> None:
         """Average gradients over readers of data, and leave them where their parameters rest.

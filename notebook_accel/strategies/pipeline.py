@@ -24,6 +24,7 @@ from notebook_accel.ranks.shards import wholes
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies import sharding, tensor
 from notebook_accel.strategies.base import Layout, Parts, move_state, parameters_of
+from notebook_accel.strategies.batchnorm import refuse_to_meet
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.holdings import Holdings, weakly
 from notebook_accel.strategies.homecoming import HOME
@@ -118,6 +119,7 @@ class PipelineEngine(PartsEngine):
 
     def _cut(self, model: nn.Module) -> Staged:
         wish, layers = self.wish, []
+        refuse_to_meet(model)
         if any(one.is_meta for one in model.parameters()) and not self.world.is_fake:
             raise ConfigError(
                 f"{type(model).__name__} is on the meta device, under Pipeline()",

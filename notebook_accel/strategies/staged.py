@@ -16,6 +16,7 @@ from notebook_accel.events import tasks
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import half_to_full, map_tensors, tensors_of
 from notebook_accel.strategies import stages
+from notebook_accel.strategies.batchnorm import refuse_to_meet
 from notebook_accel.strategies.holdings import Holdings
 from notebook_accel.strategies.inside import Divided, running
 from notebook_accel.strategies.precision import MixedForward, Precision, plain_forward
@@ -75,6 +76,7 @@ class Staged:
         loss = torch.zeros((), device=self._device)
         given = args if self._rank == 0 else ()
         with self.holdings.gathered(), torch.enable_grad():
+            self.holdings.before_forward(self.sync)
             if self._is_last:
 
                 def of_flat(outputs: Any, part: Any) -> Tensor:
@@ -97,6 +99,7 @@ class Staged:
         schedule, structure = self._schedule(args, kwargs, num_parts, trains=False)
         given = (args, kwargs) if self._rank == 0 else ((), {})
         with self.holdings.gathered(), torch.no_grad():
+            self.holdings.before_forward(syncs=False)
             outputs = schedule.step(*given[0], **given[1])
         told = [map_tensors(Tensor.cpu, outputs)]
         watch.broadcast_object_list(told, self._last, group=self._group)
@@ -127,6 +130,7 @@ class Staged:
         def first(one: Tensor) -> Tensor:
             return one[: one.shape[0] // num_parts] if one.dim() else one
 
+        refuse_to_meet(self._model)
         forward = vars(self._model).get("forward")
         plain_forward(self._model)
         try:

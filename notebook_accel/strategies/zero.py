@@ -8,6 +8,7 @@ and step: then gradients are averaged, and DeepSpeed steps with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -26,6 +27,7 @@ from notebook_accel.ranks.world import World
 from notebook_accel.strategies import sharding, zero_parts
 from notebook_accel.strategies.base import Engine, Layout, Parts
 from notebook_accel.strategies.batchnorm import let_batch_norms_meet
+from notebook_accel.strategies.buffers import follow_first
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.dummies import DummyScheduler
 from notebook_accel.strategies.homecoming import HOME
@@ -136,10 +138,11 @@ class ZeroEngine(Engine):
         self.mix(model)
         engine, own = initialized(self.deepspeed, inner, optimizer, config, self.wish.config)
         context.encoders[type(engine)] = attrgetter("module")
+        follow_first(engine, None, self.world.device, partial(self.syncs, engine), self._pulse)
         named = [*inner.named_parameters(), *inner.named_buffers()]
         formats = {id(one): dtypes.get(name, one.dtype) for name, one in named}
         HOME.expect(inner, lambda one: zero_parts.whole_tensor(one).to(formats[id(one)]))
-        return Held(engine, self.wish.zero_stage or 2, own, optimizer, groups, dtypes)
+        return Held(engine, self.wish.stage, own, optimizer, groups, dtypes)
 
     def mix(self, model: nn.Module) -> nn.Module:
         """Let ``model``'s forward take what is not yet in this engine's precision."""

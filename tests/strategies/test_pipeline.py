@@ -203,6 +203,14 @@ class Wandering(Dropping):
         return super().forward(self.first(x)) if self.training else self.first(super().forward(x))
 
 
+class Normal(Net):
+    """Batch norms of which somebody asked that they meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].norm = nn.SyncBatchNorm(6)
+
+
 def evaluates_and_refuses() -> dict[str, Any]:
     accelerator = Accelerator(cpu=True, strategy=Pipeline())
     torch.manual_seed(0)
@@ -235,6 +243,11 @@ def evaluates_and_refuses() -> dict[str, Any]:
     told["wanders"] = refusal(lambda: wandering.eval()(X))
     tied = accelerator.prepare(Tied())
     told["tied"] = refusal(lambda: accelerator.forward_backward(tied, (X, Y), mse))
+    met = Normal()
+    told["meets"] = refusal(lambda: accelerator.prepare(met))
+    met = accelerator.prepare(met.eval())
+    told["evaluates"] = bool(met(X).isfinite().all())
+    told["meets later"] = refusal(lambda: accelerator.forward_backward(met.train(), (X, Y), mse))
     told["explained"] = "\n".join(accelerator._explanation())
     mine = [name for name, one in model.named_parameters() if one.grad is not None]
     told["own"] = sorted({name.split(".")[0] for name in mine})
@@ -328,6 +341,10 @@ def test_every_rank_gets_the_outputs_and_every_misuse_is_explained() -> None:
         assert "pass split=" in told["wanders"]
         assert "blocks.0.up.weight is used by several stages of Tied" in told["tied"]
         assert "untie them" in told["tied"]
+        for name in ("meets", "meets later"):
+            assert "blocks.1.norm is a SyncBatchNorm, under Pipeline()" in told[name]
+            assert "leave out nn.SyncBatchNorm.convert_sync_batchnorm" in told[name]
+        assert told["evaluates"]
 
 
 def ties() -> str:
