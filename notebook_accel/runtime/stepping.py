@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from notebook_accel.errors import RuntimeMisuse, needs
+from notebook_accel.ranks.collectives import tensors_of
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.guards import Guards
 from notebook_accel.runtime.live import LiveEvents
@@ -32,13 +34,68 @@ class Stepping:
         train under ``Pipeline``, where every rank gets the loss of the last stage. There the batch
         is cut into micro-batches of equally many rows: ``loss_fn`` is a mean over rows.
 
-        Shapes: ``batch`` is ``(inputs, targets)``.
+        Shapes: ``batch`` is ``(inputs, targets)``, whose tensors have one row a sample; the loss
+        is one number.
         Ranks: all ranks call it.
+        Errors: RuntimeMisuse for another batch or loss.
         """
         self._check_process()
+        check_pair(batch)
         self._guards.backward()
         weight = 1 / self._clock.backward()
-        loss = self._engine.forward_backward(model, batch, loss_fn, weight)
+        loss = self._engine.forward_backward(model, batch, in_one_number(loss_fn), weight)
         if self._live is not None:
             self._live.note(loss, sys._getframe(1))
         return loss
+
+
+def check_pair(batch: Any) -> None:
+    """Refuse what is not inputs and targets of the same samples.
+
+    Errors: RuntimeMisuse.
+    """
+    needs(
+        (tuple, list),
+        batch,
+        "forward_backward()",
+        "its batch is a pair: what the model is called with, and what loss_fn compares with",
+        "write accelerator.forward_backward(model, (inputs, targets), loss_fn), as "
+        '(batch["x"], batch["y"]) of a dict',
+    )
+    if len(batch) != 2:
+        raise RuntimeMisuse(
+            f"forward_backward() got a batch of {len(batch)}",
+            "it is a pair: the model is called with the first, loss_fn compares with the second",
+            "write (inputs, targets); each may be a tuple or a dict of several tensors",
+        )
+    inputs, targets = (
+        sorted({one.shape[0] for one in tensors_of(part) if one.dim()}) for part in batch
+    )
+    if len(inputs) == 1 and targets not in ([], inputs):
+        raise RuntimeMisuse(
+            f"forward_backward() got inputs of {inputs[0]} rows and targets of "
+            f"{' and '.join(map(str, targets))}",
+            "both are cut by rows where a strategy does so, and a loss would stretch the shorter "
+            "one over the other",
+            "give targets one row a sample; what has no rows, loss_fn can hold itself",
+        )
+
+
+def in_one_number(loss_fn: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """Let ``loss_fn`` give one number, or be told what it gave.
+
+    Errors: RuntimeMisuse, when it is called.
+    """
+
+    def checked(outputs: Any, targets: Any) -> Tensor:
+        loss = loss_fn(outputs, targets)
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            return loss
+        what = f"{loss.numel()} numbers" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise RuntimeMisuse(
+            f"loss_fn of forward_backward() gave {what}",
+            "gradients are those of one number, a tensor",
+            "return the mean over rows: loss.mean()",
+        )
+
+    return checked
