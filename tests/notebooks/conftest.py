@@ -17,6 +17,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         slowest = max(ran, key=lambda name: ran[name])
         terminalreporter.write_line(
             f"{len(ran)} notebooks ran, in {sum(ran.values()):.0f} s together, on "
-            f"{len(os.sched_getaffinity(0))} cores (load {os.getloadavg()[0]:.1f}); "
+            f"{os.cpu_count()} cores (load {os.getloadavg()[0]:.1f}); "
             f"the slowest took {ran[slowest]:.0f} s: {slowest.rpartition('::')[2]}"
         )
