@@ -1,7 +1,8 @@
 """What ranks say to each other: functions of a tree of tensors and a world.
 
-A tree is a tensor, or nested lists, tuples, named tuples and mappings of trees. In a world of one
-every function gives the shapes and types that it gives among many.
+A tree is a tensor, or nested lists, tuples, named tuples and mappings of trees. Numbers and numpy's
+arrays become tensors on this rank's device; strings and None stay where they are beside those. In a
+world of one every function gives the shapes and types that it gives among many.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from notebook_accel.errors import CannotPadNestedTensorWarning, ConfigError
+from notebook_accel.config.words import kind_of
+from notebook_accel.errors import CannotPadNestedTensorWarning, ConfigError, RuntimeMisuse
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.alike import check_alike
 from notebook_accel.ranks.parcel import gather_tensors
+from notebook_accel.ranks.plain import as_tensor, is_like_a_tensor
 from notebook_accel.ranks.world import World
 
 REDUCTIONS = ("sum", "mean", "max", "min", "none")
@@ -67,12 +70,50 @@ def half_to_full(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
+class NoTensors(RuntimeMisuse, TypeError):
+    """A collective was given what ranks cannot combine."""
+
+
+def in_tensors(operation: str, tree: Any, device: torch.device) -> Any:
+    """Make a tensor of every number and array of ``tree``, for the collective ``operation``.
+
+    Errors: NoTensors (a TypeError) for other objects, and for strings alone.
+    """
+    if isinstance(tree, Tensor):
+        return tree
+    others: list[Any] = []
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf
+        if is_like_a_tensor(leaf):
+            return as_tensor(leaf, device)
+        others.append(leaf)
+        return leaf
+
+    converted = map_tree(convert, tree)
+    strange = [one for one in others if one is not None and not isinstance(one, (str, bytes))]
+    if strange or (others and not tensors_of(converted)):
+        given = (strange or others)[0]
+        within = "" if given is tree else f", in {kind_of(tree)}"
+        raise NoTensors(
+            f"{operation} got {'None' if given is None else kind_of(given)}{within}",
+            "ranks combine tensors, numbers and arrays; strings and None can only stay where they "
+            "are in a tree that holds some",
+            "give a tensor or a number; notebook_accel.utils.gather_object collects what every "
+            "rank has of anything else, and broadcast_object_list spreads it",
+        )
+    return converted
+
+
 def gather(tree: Any, world: World) -> Any:
     """Concatenate every tensor over the ranks along dimension 0, in rank order.
 
     Shapes: ``[n, ...]`` on each rank gives ``[size * n, ...]``; a 0-d tensor gives ``[size]``.
     Ranks:  all ranks call it, with equal shapes; all get the whole.
+    Errors: NoTensors (a TypeError) for what holds no tensors, numbers or arrays.
     """
+    tree = in_tensors("gather", tree, world.device)
     _check("gather", tree, world)
     gathered = iter(gather_tensors(tensors_of(tree), world))
     return map_tensors(lambda _: next(gathered), tree)
@@ -121,11 +162,13 @@ def all_objects(obj: Any, world: World) -> list[Any]:
 def reduce(tree: Any, world: World, reduction: str = "sum", scale: float = 1.0) -> Any:
     """Combine every tensor elementwise over the ranks; the input is not changed.
 
-    ``reduction`` is "sum", "mean", "max" or "min" ("none" is a sum that nobody divides).
-    The mean of integers is a float; the sum of booleans counts. The result is multiplied by
-    ``scale``.
+    ``reduction`` is "sum", "mean", "max" or "min" ("none" is a sum that nobody divides). As in
+    torch's own sums, sums of integers and booleans are int64. The mean of integers is a float:
+    float64 of 32 and 64 bits, float32 of fewer. The result is multiplied by ``scale``.
 
     Ranks: all ranks call it, with equal shapes; all get the result.
+    Errors: NoTensors (a TypeError) for what holds no tensors, numbers or arrays, and for numbers
+    that have no such combination.
     """
     if reduction not in REDUCTIONS:
         raise ConfigError(
@@ -133,6 +176,8 @@ def reduce(tree: Any, world: World, reduction: str = "sum", scale: float = 1.0) 
             "tensors can be combined over ranks by: " + ", ".join(REDUCTIONS),
             'write reduction="sum" or reduction="mean"',
         )
+    tree = in_tensors("reduce", tree, world.device)
+    map_tensors(lambda tensor: _check_reducible(tensor, reduction), tree)
     _check("reduce", tree, world)
     return map_tensors(lambda tensor: _reduce_tensor(tensor, world, reduction, scale), tree)
 
@@ -141,7 +186,9 @@ def broadcast(tree: Any, world: World, from_process: int = 0) -> Any:
     """Give every rank the tensors of rank ``from_process``; the input is not changed.
 
     Ranks: all ranks call it, with equal shapes and dtypes.
+    Errors: NoTensors (a TypeError) for what holds no tensors, numbers or arrays.
     """
+    tree = in_tensors("broadcast", tree, world.device)
     _check("broadcast", tree, world)
     return map_tensors(lambda tensor: _broadcast_tensor(tensor, world, from_process), tree)
 
@@ -154,6 +201,7 @@ def pad_across_processes(
     Tensors that have no such dimension stay as they are, and so do nested ones (a warning).
 
     Ranks: all ranks call it.
+    Errors: NoTensors (a TypeError) for what holds no tensors, numbers or arrays.
     """
 
     def pad(tensor: Tensor) -> Tensor:
@@ -171,6 +219,7 @@ def pad_across_processes(
             return tensor
         return _grown(tensor, dim, longest, pad_index, pad_first)
 
+    tree = in_tensors("pad_across_processes", tree, world.device)
     _check("pad_across_processes", tree, world, dim)
     return map_tensors(pad, tree)
 
@@ -199,25 +248,49 @@ def _grown(tensor: Tensor, dim: int, size: int, fill: int, first: bool) -> Tenso
     return grown
 
 
+def _check_reducible(tensor: Tensor, reduction: str) -> None:
+    """Refuse what torch has no such combination of."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_complex() and reduction in ("max", "min"):
+        raise NoTensors(
+            f'reduce got a {kind} tensor for "{reduction}"',
+            "complex numbers have no order, so none of them is the largest",
+            "reduce tensor.abs(), or tensor.real and tensor.imag",
+        )
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        raise NoTensors(
+            f"reduce got a {kind} tensor",
+            "torch does not add or compare numbers of 8 bits: they only store what was computed in "
+            "a wider dtype",
+            "reduce tensor.float(), and convert the result",
+        )
+
+
 def _reduce_tensor(tensor: Tensor, world: World, reduction: str, scale: float) -> Tensor:
-    dtype = tensor.dtype
-    sent = tensor.detach().to(world.wire)
-    if reduction == "mean":
-        sent = sent if sent.is_floating_point() or sent.is_complex() else sent.float()
-        dtype = sent.dtype
-    elif not (sent.is_floating_point() or sent.is_complex()):
-        dtype = torch.int64 if dtype == torch.bool and reduction in ("sum", "none") else dtype
+    sent, dtype = tensor.detach().to(world.wire), tensor.dtype
+    is_whole = not (sent.is_floating_point() or sent.is_complex())
+    if is_whole:
+        # In 64 bits, as torch adds; what becomes a float has room for all that fits into the input.
+        wide = dtype.itemsize >= 4 and tensor.device.type != "mps"
+        as_float = torch.float64 if wide else torch.float32
         sent = sent.long()
+        if reduction in ("sum", "none"):
+            dtype = torch.int64
+        if reduction == "mean" or scale != 1.0:
+            dtype = as_float
+    elif reduction == "mean":
+        sent = half_to_full(sent)  # whose sum a half may not hold
     sent = sent.clone(memory_format=torch.contiguous_format)
     if world.size > 1:
         operation = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
         watch.all_reduce(sent, operation.get(reduction, dist.ReduceOp.SUM))
+    if is_whole and dtype.is_floating_point:
+        sent = sent.double()
     if reduction == "mean":
         sent = sent / world.size
     if scale != 1.0:
         sent = sent * scale
-        dtype = sent.dtype
-    return sent.to(device=tensor.device, dtype=dtype)
+    return sent.to(dtype).to(tensor.device)
 
 
 def _broadcast_tensor(tensor: Tensor, world: World, source: int) -> Tensor:

@@ -75,6 +75,8 @@ class AmongRanks(Turns):
     def gather(self, tensor: Any) -> Any:
         """Concatenate tensors (or trees of them) over the ranks along dimension 0.
 
+        Numbers and numpy's arrays become tensors on this rank's device; so they do in the others.
+
         Shapes: ``[n, ...]`` gives ``[num_processes * n, ...]``, a 0-d tensor ``[num_processes]``.
         Ranks:  all ranks call it, with equal shapes.
         """

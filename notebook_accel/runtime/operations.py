@@ -57,6 +57,8 @@ def pad_across_processes(
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Copy the tensors of rank ``from_process`` into every rank's, in place; gives them back.
 
+    Of a number or an array it gives a tensor.
+
     Ranks: all ranks call it, with equal shapes and dtypes.
     """
     state = PartialState()
@@ -66,7 +68,8 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         with torch.no_grad():
             return one.copy_(collectives.broadcast(one, state._world, from_process))
 
-    return collectives.map_tensors(receive, tensor)
+    tree = collectives.in_tensors("broadcast", tensor, state.device)
+    return collectives.map_tensors(receive, tree)
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:

@@ -22,7 +22,9 @@ def test_a_world_of_one_gives_the_shapes_and_types_of_many() -> None:
     assert collectives.gather_object({"r": 0}, ALONE) == [{"r": 0}]
     assert collectives.gather_object(["a", "b"], ALONE) == ["a", "b"]
     assert collectives.reduce(torch.tensor([True]), ALONE).tolist() == [1]
-    assert collectives.reduce(torch.tensor([3]), ALONE, "mean").dtype == torch.float32
+    assert collectives.reduce(torch.tensor([3]), ALONE, "mean").dtype == torch.float64
+    assert collectives.reduce(2.5, ALONE, "mean").item() == 2.5
+    assert collectives.gather(2, ALONE).tolist() == [2]
     assert collectives.reduce(torch.tensor([3.0]), ALONE, scale=2.0).tolist() == [6.0]
 
 
@@ -132,3 +134,120 @@ def test_two_ranks_understand_each_other() -> None:
     assert first["padded"] == [[1, 1, 0]]
     assert second["padded"] == [[1, 1, 1]]
     assert first["padded_first"] == [9, 1]
+
+
+def numbers_of_two_ranks():
+    import numpy as np
+    import torch
+
+    from notebook_accel import Accelerator
+    from notebook_accel.utils import broadcast
+
+    accelerator = Accelerator(cpu=True)
+    rank = accelerator.process_index
+
+    def of(tensor):
+        return [type(tensor).__name__, str(tensor.dtype), str(tensor.device), tensor.tolist()]
+
+    tree = accelerator.gather({"n": rank, "name": f"r{rank}", "x": torch.ones(1), "none": None})
+    said = {
+        "epoch loss": of(accelerator.reduce(1.0 + rank, "mean")),
+        "count": of(accelerator.reduce(20_000_001, "sum")),
+        "flag": of(accelerator.reduce(rank == 1)),
+        "numpy's": of(accelerator.reduce(np.float64(0.1), "max")),
+        "array": of(accelerator.reduce(np.array([1.0, rank], dtype=">f4"), "mean")),
+        "gathered": of(accelerator.gather(1.5 + rank)),
+        "gathered array": of(accelerator.gather(np.arange(4)[::-2] + rank)),
+        "gathered list": [one.tolist() for one in accelerator.gather([rank, 7])],
+        "tree": [tree["n"].tolist(), tree["name"], tree["none"], tree["x"].tolist()],
+        "broadcast": of(broadcast(2.5 + rank, from_process=1)),
+        "padded": of(accelerator.pad_across_processes(np.ones(1 + rank), pad_index=7)),
+        "padded number": of(accelerator.pad_across_processes(1.0)),
+        "empty": accelerator.gather([]),
+    }
+    for kind in ("int64", "int32"):
+        large = torch.tensor([20_000_001 + 2 * rank], dtype=getattr(torch, kind))
+        said[f"{kind} mean"] = of(accelerator.reduce(large, "mean"))
+    half = torch.tensor([60_000.0], dtype=torch.float16)
+    said["half mean"] = of(accelerator.reduce(half, "mean"))
+    said["byte mean"] = of(accelerator.reduce(torch.tensor([200], dtype=torch.uint8), "mean"))
+    for kind in ("uint8", "int8", "int16", "int32", "int64"):
+        most = torch.iinfo(getattr(torch, kind)).max if kind != "int64" else 2**62 - 1
+        most = torch.tensor([most], dtype=getattr(torch, kind))
+        whole = accelerator.reduce(most)
+        said[f"{kind} sum"] = [str(whole.dtype), whole.item() == 2 * most.item()]
+        said[f"{kind} max"] = str(accelerator.reduce(most, "max").dtype)
+    said["scaled"] = of(accelerator.reduce(torch.tensor([20_000_001]), "max", scale=1.5))
+    said["complex"] = of(accelerator.reduce(torch.tensor([1j * rank]), "mean").imag)
+    return said
+
+
+@pytest.fixture(scope="module")
+def numbers() -> list[dict]:
+    return run_ranks(numbers_of_two_ranks, 2)
+
+
+def test_numbers_and_arrays_are_combined_as_tensors(numbers: list[dict]) -> None:
+    first, second = numbers
+    assert first["tree"] == [[0, 1], "r0", None, [1, 1]]
+    assert second["tree"] == [[0, 1], "r1", None, [1, 1]]
+    assert first["padded"] == ["Tensor", "torch.float64", "cpu", [1, 7]]
+    assert second["padded"] == ["Tensor", "torch.float64", "cpu", [1, 1]]
+    apart = ("tree", "padded")
+    assert {k: v for k, v in first.items() if k not in apart} == {
+        k: v for k, v in second.items() if k not in apart
+    }
+    assert first["epoch loss"] == ["Tensor", "torch.float32", "cpu", 1.5]
+    assert first["count"] == ["Tensor", "torch.int64", "cpu", 40_000_002]
+    assert first["flag"] == ["Tensor", "torch.int64", "cpu", 1]
+    assert first["numpy's"] == ["Tensor", "torch.float64", "cpu", 0.1]
+    assert first["array"] == ["Tensor", "torch.float32", "cpu", [1, 0.5]]
+    assert first["gathered"] == ["Tensor", "torch.float32", "cpu", [1.5, 2.5]]
+    assert first["gathered array"] == ["Tensor", "torch.int64", "cpu", [3, 1, 4, 2]]
+    assert first["gathered list"] == [[0, 1], [7, 7]]
+    assert first["broadcast"] == ["Tensor", "torch.float32", "cpu", 3.5]
+    assert first["padded number"] == ["Tensor", "torch.float32", "cpu", 1.0]
+    assert first["empty"] == []
+
+
+def test_reductions_keep_every_digit_that_integers_have(numbers: list[dict]) -> None:
+    said = numbers[1]
+    assert said["int64 mean"] == ["Tensor", "torch.float64", "cpu", [20_000_002]]
+    assert said["int32 mean"] == said["int64 mean"]
+    assert said["half mean"] == ["Tensor", "torch.float16", "cpu", [60_000]]
+    assert said["byte mean"] == ["Tensor", "torch.float32", "cpu", [200]]
+    for kind in ("uint8", "int8", "int16", "int32", "int64"):
+        assert said[f"{kind} sum"] == ["torch.int64", True]
+        assert said[f"{kind} max"] == f"torch.{kind}"
+    assert said["complex"] == ["Tensor", "torch.float32", "cpu", [0.5]]
+    assert said["scaled"] == ["Tensor", "torch.float64", "cpu", [30_000_001.5]]
+
+
+@pytest.mark.parametrize("given", ["text", None, ["a", None], {1, 2}, [torch.ones(1), {1, 2}]])
+@pytest.mark.parametrize("operation", ["gather", "reduce", "broadcast", "pad_across_processes"])
+def test_what_no_rank_can_combine_is_refused(operation: str, given: object) -> None:
+    with pytest.raises(TypeError) as caught:
+        getattr(collectives, operation)(given, ALONE)
+    error = caught.value
+    assert isinstance(error, collectives.NoTensors)
+    kinds = {"text": "a str", "None": "None", "['a', None]": "a str, in a list"}
+    inside = "a set" + ", in a list" * isinstance(given, list)
+    assert error.what == f"{operation} got {kinds.get(str(given), inside)}"
+    assert "tensors, numbers and arrays" in error.why
+    assert "gather_object" in error.fix
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_complex_numbers_have_no_largest(reduction: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        collectives.reduce(torch.tensor([1j]), ALONE, reduction)
+    assert f'a complex64 tensor for "{reduction}"' in caught.value.what
+    assert "no order" in caught.value.why
+    assert "tensor.abs()" in caught.value.fix
+
+
+def test_numbers_of_8_bits_with_a_point_are_refused() -> None:
+    with pytest.raises(TypeError) as caught:
+        collectives.reduce([torch.ones(1).to(torch.float8_e4m3fn)], ALONE)
+    assert caught.value.what == "reduce got a float8_e4m3fn tensor"
+    assert "tensor.float()" in caught.value.fix
