@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping
 from notebook_accel.config.words import without_numbers
 from notebook_accel.errors import LaunchError, RanksStuck, RunTimeout, WorkerDied
 from notebook_accel.events.model import Failed, signal_name
+from notebook_accel.events.pulse import ONE_SIDED
 from notebook_accel.launch import failure
 from notebook_accel.launch.supervise import RankState
-from notebook_accel.launch.waits import meeting
+from notebook_accel.launch.waits import ALIKE, meeting
+
+SAME_SHAPES = "bring tensors of the same shape and dtype from every rank (pad_across_processes)"
 
 _SIGNAL_ADVICE: Mapping[int, tuple[str, str]] = {
     signal.SIGKILL: (
@@ -60,8 +63,11 @@ def blame(
     first = own[0]
     failed = ranks[first].failed
     if failed is None:
-        if ranks[first].code == -signal.SIGABRT and _differ(ranks):  # what gloo does about it
-            return _apart(ranks, f"rank {ranks[first].rank} was given what it cannot use")
+        if ranks[first].code == -signal.SIGABRT:  # what gloo does about it
+            if _was_left(ranks, ranks[first]):
+                return _unfit(ranks[first])
+            if _differ(ranks):
+                return _apart(ranks, f"rank {ranks[first].rank} was given what it cannot use")
         return _died(ranks[first])
     if failed.type_name == "SystemExit":
         return _left(ranks[first], failed)
@@ -141,7 +147,7 @@ def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
     if sizes and not _on_different_lines(ranks) and (one_call or len(kinds) == 1):
         what = "the ranks bring tensors of different sizes to one collective: "
         places = [f"rank {state.rank}{_bytes(state)}{_in(state)}" for state in ranks]
-        fix = "bring tensors of the same shape and dtype from every rank (pad_across_processes)"
+        fix = SAME_SHAPES
     else:
         what = "the ranks wait for each other in different places: "
         places = [f"rank {state.rank}{_in(state)}" for state in ranks]
@@ -156,6 +162,22 @@ def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
         what + ", ".join(places),
         f"a collective ends when every rank is in the same one; {seen}{_counts(ranks)}",
         fix,
+    )
+
+
+def _was_left(ranks: list[RankState], died: RankState) -> bool:
+    """Whether a rank was in a collective that others had left, having sent their part."""
+    beat = died.wait.beat
+    ahead = any(state.wait.beat.entered > beat.entered for state in ranks)
+    gone = any(not state.wait.beat.inside for state in ranks)
+    return beat.inside and beat.kind in ALIKE & ONE_SIDED and (ahead or gone)
+
+
+def _unfit(died: RankState) -> RanksStuck:
+    return RanksStuck(
+        f"rank {died.rank} brought{_bytes(died)}{_in(died)}, and was sent another size",
+        f"a {died.wait.beat.kind} fills tensors of the size that is sent; gloo ended the process",
+        SAME_SHAPES,
     )
 
 

@@ -21,6 +21,8 @@ LONGEST_GAP_S = 0.2
 PROOF_S = 3.0  # nothing has moved for so long, and
 SLOWEST_BYTES_PER_S = 100e6  # so much longer where tensors may still be on their way
 SHOW_AFTER_S = 30.0
+# Collectives to which every rank must bring as many bytes.
+ALIKE = {"all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"}
 
 
 @dataclass
@@ -140,8 +142,7 @@ class Meeting:
 
 def meeting(beat: Beat) -> Meeting:
     """Say where a rank waits for others."""
-    sized = beat.kind in ("all_gather", "all_reduce")
-    num_bytes = beat.num_bytes if sized else 0
+    num_bytes = beat.num_bytes if beat.kind in ALIKE else 0
     return Meeting(beat.kind, num_bytes, beat.group, beat.num_members)
 
 

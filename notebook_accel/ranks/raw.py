@@ -31,13 +31,13 @@ _METHODS: dict[str, tuple[str, int | None]] = {
     "allgather": ("all_gather", 1),
     "_allgather_base": ("all_gather", 1),
     "all_gather_single": ("all_gather", 1),
-    "broadcast": ("broadcast", None),
-    "reduce": ("reduce", None),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
     "gather": ("gather", None),
     "scatter": ("scatter", None),
-    "reduce_scatter": ("reduce_scatter", None),
-    "_reduce_scatter_base": ("reduce_scatter", None),
-    "reduce_scatter_single": ("reduce_scatter", None),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
     "alltoall": ("all_to_all", None),
     "alltoall_base": ("all_to_all", None),
     "all_to_all_single": ("all_to_all", None),
@@ -180,4 +180,4 @@ class _Groups:
 
 
 def _num_bytes(brought: Any) -> int:
-    return sum(one.nbytes for one in brought) if isinstance(brought, list) else brought.nbytes
+    return sum(map(_num_bytes, brought)) if isinstance(brought, list) else brought.nbytes
