@@ -16,6 +16,7 @@ NAMES = {
     "plain-backward": "loss.backward() in a launched run: no live curve, nothing to accumulate",
     "unprepared": "several ranks train, and nothing was prepared",
     "unprepared-model": "several ranks train a model that was not prepared",
+    "unprepared-optimizer": "a model was prepared, and the optimizer that steps on it was not",
     "unprepared-loader": "several ranks each read all of a loader that was not prepared",
     "no-accumulate": "accumulation is asked for and accumulate() never entered",
     "unsynced-forward": "gradients of a forward that went past the wrapper stay apart",

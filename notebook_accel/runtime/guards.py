@@ -27,6 +27,7 @@ from notebook_accel.ranks.hooks import Hook
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime import played
 from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.forgotten import Forgotten
 from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.runtime.rehearsal import Rehearsal, num_backward, watch_batches
 from notebook_accel.runtime.unprepared import call_of_prepare, warn_of_no_model, warn_of_nothing
@@ -42,6 +43,9 @@ class Guards:
         self._clock = clock
         self._said_batch = False
         self._has_loader = False
+        self._every: Any = None  # the wardrobe, once something was prepared
+        self._forgotten: Forgotten | None = None
+        self._may_be_forgotten = engine.scales or clock.num_steps > 1
         self._seen: set[int] = set()
         # Several ranks train, and neither a model nor an optimizer was prepared yet; one says it.
         self._alone = engine.layout.data_size > 1 and world.rank == 0
@@ -56,6 +60,7 @@ class Guards:
                 self._discarded(given, changed, person)
         self._alone = self._alone and not every.models and not every.optimizers
         self._has_loader = bool(every.loaders)
+        self._every = every
         for one in dressed:
             if id(one) in self._seen:
                 continue
@@ -77,8 +82,17 @@ class Guards:
     def backward(self) -> None:
         """Note a call of ``accelerator.backward``."""
         num_backward[0] += 1
+        if self._may_be_forgotten:
+            self._look_for_forgotten()
         if self._alone:
             self._check_alone(persons_frame(sys._getframe(1)))
+
+    def _look_for_forgotten(self) -> None:
+        """Look at the first steps for an optimizer that was not prepared, where that is wrong."""
+        if self._forgotten is not None:
+            self._may_be_forgotten = not self._forgotten.is_over()
+        elif self._every is not None and (self._engine.scales or self._clock.num_steps > 1):
+            self._forgotten = Forgotten(self._engine, self._clock, self._every)
 
     def _check_alone(self, person: FrameType | None) -> None:
         """Warn of a backward whose gradients nobody averages."""
