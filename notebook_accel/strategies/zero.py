@@ -76,6 +76,7 @@ class ZeroEngine(Engine):
         self._held: list[Held] = []
         self._closed: set[int] = set()  # optimizers whose window is closed, and not stepped yet
         self._fed = False  # whether gradients wait
+        self._strayed = False  # whether some came that were not fed
 
     def release(self) -> None:
         """Let go of all models."""
@@ -130,6 +131,8 @@ class ZeroEngine(Engine):
         config = filled(self.wish, self.precision.name, self._scaling, inner)
         given = [] if optimizer is None else optimizer.param_groups
         groups = tuple(tuple(group["params"]) for group in given)
+        for probe in [one for group in groups for one in group if one.requires_grad][-1:]:
+            probe.register_hook(self._came)
         dtypes = {name: one.dtype for name, one in inner.state_dict().items() if _is_float(one)}
         if not any(hasattr(one, "ds_id") for one in inner.parameters()):
             inner.to(self.world.device)
@@ -177,16 +180,20 @@ class ZeroEngine(Engine):
         gradient = kwargs.pop("gradient", None)
         if gradient is not None:
             loss = loss * gradient
-        self._fed = True
+        self._fed, self._strayed = True, False
         with watch.meeting(self._pulse, BACKWARD):
             if len(self._training) == 1:
                 self._training[0].engine.backward(loss, scale_wrt_gas=False, **kwargs)
             else:
                 loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
+    def _came(self, gradient: Tensor) -> None:
+        self._strayed = not self._fed
+
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
         """Clear gradients; after a step DeepSpeed has done so itself."""
         held = self._of_optimizer(optimizer)
+        self._strayed = False
         if held is None:
             super().zero_grad(optimizer, set_to_none)
         elif self._fed:
@@ -261,7 +268,7 @@ class ZeroEngine(Engine):
     ) -> tuple[bool, Any]:
         """Update parameters; tell whether that happened (an overflow skips it), and the loss.
 
-        Errors: RuntimeMisuse for a closure.
+        Errors: RuntimeMisuse for a closure, and for gradients of a backward that was not ours.
         """
         held = self._of_optimizer(optimizer)
         if held is None:
@@ -271,6 +278,13 @@ class ZeroEngine(Engine):
                 "optimizer.step(closure) under DeepSpeed",
                 "it averages and cuts up gradients before the step, a closure makes them inside",
                 "call accelerator.backward(loss), then step() without a closure",
+            )
+        if self._strayed:
+            raise RuntimeMisuse(
+                "optimizer.step() under DeepSpeed after loss.backward()",
+                "gradients are averaged and cut up in accelerator.backward: those of any other "
+                "backward train nothing",
+                "write accelerator.backward(loss) in place of loss.backward()",
             )
         if not self._fed:
             return True, None

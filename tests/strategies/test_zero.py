@@ -235,12 +235,19 @@ def misuses(name: str) -> None:
         optimizer = DummyOptim(model.parameters())
     elif name == "unknown":
         own["zero_optimization"]["stage_3_prefetch"] = 1
+    elif name.startswith("plain"):
+        own["zero_optimization"]["stage"] = int(name[-1])
     accelerator = Accelerator(cpu=True, strategy=DeepSpeed(config=own))
     if name == "apart":
         accelerator.prepare(model)
         accelerator.prepare(optimizer)
     model, optimizer = accelerator.prepare(model, optimizer)
     gradients(accelerator, model)
+    if name.startswith("plain"):
+        optimizer.step()
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
     if name == "closure":
         optimizer.step(lambda: None)
     if name == "schedule":
@@ -257,6 +264,9 @@ def misuses(name: str) -> None:
         ("unknown", "DeepSpeed refuses this configuration"),
         ("apart", "prepare() got SGD without the one model that it trains"),
         ("closure", "optimizer.step(closure) under DeepSpeed"),
+        ("plain 1", "optimizer.step() under DeepSpeed after loss.backward()"),
+        ("plain 2", "optimizer.step() under DeepSpeed after loss.backward()"),
+        ("plain 3", "optimizer.step() under DeepSpeed after loss.backward()"),
         ("schedule", "DeepSpeed has no scheduler 'Cosine'"),
     ],
 )
