@@ -134,7 +134,12 @@ def initialized(
     if optimizer is None:
         given = {}
     elif isinstance(optimizer, DummyOptim):
-        config = {**config, "optimizer": _optimizer_section(section, optimizer)}
+        own = _optimizer_section(section, optimizer)
+        on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
+        if on_cpu and str(own.get("type")).lower() in ("adam", "adamw"):
+            # Of its own Adam the first run would compile a part, for more than a minute.
+            own["params"].setdefault("torch_adam", True)
+        config = {**config, "optimizer": own}
         given = {"model_parameters": optimizer.param_groups}
     elif section is not None:
         raise ConfigError(
