@@ -24,6 +24,7 @@ from notebook_accel.events import rails
 from notebook_accel.events.lines import US, ours_between, owner_of, persons_frame
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.hooks import Hook
+from notebook_accel.ranks.shards import is_sharded
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime import played
 from notebook_accel.runtime.clock import Clock
@@ -69,6 +70,8 @@ class Guards:
                 watch_batches(one, self._world)
                 if self._engine.unwrap(one) is not one:
                     mark_wrapped(one)
+                elif any(map(is_sharded, one.parameters())):
+                    mark_states(one, _Mark(*_IN_PARTS))
             elif isinstance(one, PreparedOptimizer):
                 self._seen.add(id(one))
                 Rehearsal(self._world, self._engine, self._clock, one, every)
@@ -184,6 +187,11 @@ def mark_wrapped(model: nn.Module) -> None:
     """Let a wrapped model, and its state dict, warn when somebody pickles them."""
     mark = _Mark()
     vars(model)["_saved_by_mistake"] = mark
+    mark_states(model, mark)
+
+
+def mark_states(model: nn.Module, mark: _Mark) -> None:
+    """Let state dicts of ``model`` warn by ``mark`` when somebody pickles them."""
 
     def put_mark(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
         metadata["saved_by_mistake"] = mark
@@ -191,17 +199,29 @@ def mark_wrapped(model: nn.Module) -> None:
     model._register_state_dict_hook(Hook(put_mark))  # type: ignore[no-untyped-call]
 
 
+_IN_PARTS = (
+    "the state of a model in parts is saved",
+    "each rank holds a part of it, and the file gets this rank's alone",
+)
+
+
 class _Mark(OrderedDict[str, Any]):
     """Travels as an empty OrderedDict, which every way of loading knows."""
+
+    def __init__(self, what: str = "", why: str = "") -> None:
+        super().__init__()
+        self.what = what or "a wrapped model is saved"
+        self.why = why or "its keys begin with 'module.', and a plain model does not know them"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         person = persons_frame(sys._getframe(1))
         if person is not None and not ours_between(sys._getframe(1), person):
             rails.warn(
                 "wrapped-save",
-                "a wrapped model is saved",
-                "its keys begin with 'module.', and a plain model does not know them",
-                "save accelerator.get_state_dict(model), or accelerator.unwrap_model(model)",
+                self.what,
+                self.why,
+                "save accelerator.get_state_dict(model), which all ranks call, or write "
+                "accelerator.save_model(model, folder)",
                 *rails.line_of(person),
             )
         return OrderedDict, ()
