@@ -20,6 +20,7 @@ from notebook_accel.cli.wizard import detected, interview
 from notebook_accel.config import show as shown
 from notebook_accel.config import store
 from notebook_accel.config.documents import entries
+from notebook_accel.config.missing import refuse_missing_files, refuse_without_address
 from notebook_accel.config.options import add_options, chosen
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.settings import SECTIONS, SETTINGS
@@ -138,6 +139,8 @@ def validate(options: argparse.Namespace) -> int:
     if wrong:
         raise wrong[-1]
     config = resolve({}, {}, store.read(path), options=chosen(options))
+    refuse_missing_files(config)
+    refuse_without_address(config)
     number = config.num_local_processes  # raises where ranks and machines do not divide
     count = len(config.given())
     print(f"{_short(path)} is valid: {counted(count, 'setting')}")

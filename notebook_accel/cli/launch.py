@@ -9,18 +9,21 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from notebook_accel.cli.parsing import both_spellings
 from notebook_accel.config import absent, fp8, show, store
+from notebook_accel.config.missing import refuse_missing_files
 from notebook_accel.config.options import add_options, chosen
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.settings import SECTIONS
+from notebook_accel.config.sources import Source
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch import addresses
 from notebook_accel.launch.devices import accelerators, usable_cores
+from notebook_accel.launch.notes import notes
 from notebook_accel.launch.plan import refuse_fake
 from notebook_accel.launch.scripts import rendezvous
 from notebook_accel.launch.scripts.program import program
@@ -94,17 +97,19 @@ def run(options: argparse.Namespace) -> int:
     script = program([options.program, *options.words], options.module, options.no_python)
     refuse_fake(config["device"])
     absent.refuse_unbuilt(config)
+    refuse_missing_files(config)
     fp8.refuse_without_library(config)
     way = choose(script, config, torchrun, _look_around(config, torchrun))
+    said = [f"note: {note}" for note in (*way.notes, *notes(config, os.environ, path))]
     if options.dry_run:
-        print("\n".join(_plan(way, config, path)))
+        print("\n".join(_plan(way, said, config, path)))
         return 0
 
     def say(text: str) -> None:
         if way.speaks and not options.quiet:
             print(f"{PROG}: {text}", file=sys.stderr, flush=True)
 
-    for line in (way.headline, *_from_file(config, path), *_notes(way, config)):
+    for line in (way.headline, *said):
         say(line)
     return start(way, os.environ, say)
 
@@ -113,19 +118,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> tuple[RunConfig, Path | None]:
-    arguments = chosen(options)
+    said = chosen(options)
     for name in _OF_NOTEBOOKS:
-        if name in arguments:
+        if name in said:
             raise ConfigError(
                 f"--{name} is no option of a launch",
                 f"{name} is about workers of a notebook; a script is a process of its own",
                 f"leave it out, or write notebook_launcher(main, {name}=...) in a cell",
             )
     if options.nnodes:
-        arguments["num_nodes"] = rendezvous.machines_of(options.nnodes)[1]
+        most = rendezvous.machines_of(options.nnodes)[1]
+        said["num_nodes"] = (most, Source("option", "nnodes"))
     path = store.named_or_default(options.config_file)
     file = store.read(path) if path is not None else None
-    config = resolve(arguments, os.environ, file)
+    config = resolve({}, os.environ, file, options=said)
     node = os.environ.get("SLURM_NODEID", "")
     if config["num_nodes"] > 1 and config.origin("node_rank").kind == "default" and node.isdigit():
         config = config.but(node_rank=int(node))  # one launch a node, started by srun
@@ -179,22 +185,7 @@ def _is_open_mpi() -> bool:
 # ── what is said ──────────────────────────────────────────────────────────────────────────────
 
 
-def _from_file(config: RunConfig, path: Path | None) -> list[str]:
-    """Name the file that was read and what counts of it."""
-    counts = [name for name in config.given() if config.origin(name).kind == "file"]
-    if path is None or not counts:
-        return []
-    listed = ", ".join(f"{name} {show.show(name, config[name])}" for name in counts)
-    return [f"settings of {path}: {listed}"]
-
-
-def _notes(way: Way, config: RunConfig) -> list[str]:
-    idle = [name for name in absent.idle(config) if config.origin(name).kind == "option"]
-    nothing = [f"note: {name} changes nothing in this version" for name in idle]
-    return [*(f"note: {note}" for note in way.notes), *nothing]
-
-
-def _plan(way: Way, config: RunConfig, path: Path | None) -> list[str]:
+def _plan(way: Way, said: Iterable[str], config: RunConfig, path: Path | None) -> list[str]:
     """Write what would be started, for people; the command line can be pasted into a shell."""
     times = f", {way.num_ranks} times" if way.who == SIDE_BY_SIDE else ""
     port = way.port or "a free port"
@@ -203,7 +194,7 @@ def _plan(way: Way, config: RunConfig, path: Path | None) -> list[str]:
     removed = [name for name in way.without if name in os.environ and name not in env]
     return [
         f"{way.headline}: {way.who}",
-        *(f"note: {note}" for note in way.notes),
+        *said,
         "",
         f"command{times}",
         f"  {shlex.join(way.words)}",

@@ -70,7 +70,6 @@ _IDLE = (
     "enable_rich",
     "main_training_function",
     "same_network",
-    "mpirun_ccl",
     "downcast_bf16",
     "tpu_use_sudo",
     "tpu_vm",

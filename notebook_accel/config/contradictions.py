@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from notebook_accel.errors import ConfigError
@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from notebook_accel.config.resolve import RunConfig
 
 _AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "sp")
+# Section -> the settings that multiply to a number of ranks.
+DEGREES = {
+    "parallelism": tuple(f"parallelism_config_{axis}_size" for axis in _AXES),
+    "megatron": tuple(
+        f"megatron_lm_{name}" for name in ("tp_degree", "pp_degree", "context_parallel_size")
+    ),
+}
 
 
 def refuse_contradictions(config: RunConfig) -> None:
@@ -24,14 +31,26 @@ def refuse_contradictions(config: RunConfig) -> None:
 _Clash = tuple[str, str, str, str]
 
 
+def places_left(total: int, degrees: Iterable[int | None]) -> int | None:
+    """Give how many groups of ranks degrees leave of ``total``; None where they do not divide."""
+    product = math.prod(degree or 1 for degree in degrees)
+    return None if total % product else total // product
+
+
 def _machines(config: RunConfig) -> Iterator[_Clash]:
-    if config.node_rank >= config.num_nodes:
-        yield (
-            "node_rank",
-            "num_nodes",
-            "machines are numbered from 0",
-            f"pass a node_rank from 0 to {config.num_nodes - 1}, or the real num_nodes",
-        )
+    most = config.num_nodes
+    if config.node_rank < most:
+        return
+    number = config.call("node_rank", "num_nodes")
+    more = config.write("num_nodes", config.node_rank + 1, "node_rank")
+    yield (
+        "node_rank",
+        "num_nodes",
+        f"machines are numbered from 0, so of {most} the last is {most - 1}",
+        f"write {more} if so many take part, or leave {number} out"
+        if most == 1
+        else f"write a {number} from 0 to {most - 1}, or {more} if so many take part",
+    )
 
 
 def _fsdp(config: RunConfig) -> Iterator[_Clash]:
@@ -42,14 +61,14 @@ def _fsdp(config: RunConfig) -> Iterator[_Clash]:
             "fsdp_version",
             "fsdp_state_dict_type",
             "FSDP 2 keeps its pieces as DTensors, which are saved whole or in pieces of them",
-            "write fsdp_state_dict_type: SHARDED_STATE_DICT",
+            f"write {config.write('fsdp_state_dict_type', 'SHARDED_STATE_DICT')}",
         )
     if config.fsdp_forward_prefetch:
         yield (
             "fsdp_version",
             "fsdp_forward_prefetch",
             "only FSDP 1 prefetches that way",
-            "leave fsdp_forward_prefetch out",
+            f"leave {config.call('fsdp_forward_prefetch')} out",
         )
 
 
@@ -66,14 +85,15 @@ def _deepspeed(config: RunConfig) -> Iterator[_Clash]:
                     "deepspeed_config_file",
                     name,
                     "DeepSpeed's own file says all of it",
-                    f"write {name} into that file, and leave it out here",
+                    f"write {name} into that file, and leave {config.call(name)} out",
                 )
     elif config.offload_param_device in ("cpu", "nvme") and config.zero_stage != 3:
         yield (
             "offload_param_device",
             "zero_stage",
             "parameters lie in pieces, and can lie elsewhere, in stage 3 only",
-            "write zero_stage: 3, or offload_param_device: none",
+            f"write {config.write('zero_stage', 3, 'offload_param_device')}, or "
+            f"{config.write('offload_param_device', 'none')}",
         )
 
 
@@ -86,19 +106,50 @@ def _axes(config: RunConfig) -> Iterator[_Clash]:
             "both cut the same sequences",
             "leave one of them at 1",
         )
-    product, total = math.prod(size.values()), config.num_processes
-    if config.use_parallelism_config and total and product > 1 and total != product:
-        largest = max(size, key=lambda axis: size[axis])
+    total = config.num_processes
+    if config.use_parallelism_config and total and places_left(total, size.values()) != 1:
+        yield _uneven(config, total, {axis: n for axis, n in size.items() if n > 1})
+
+
+def _uneven(config: RunConfig, total: int, size: dict[str, int]) -> _Clash:
+    if not size:
+        copies = "parallelism_config_dp_replicate_size"
+        return (
+            "num_processes",
+            "use_parallelism_config",
+            "the sizes of the axes multiply to the number of ranks, and all of them are 1",
+            f"write {config.write(copies, total, 'use_parallelism_config')} for a whole copy on "
+            f"each, or leave {config.call('use_parallelism_config')} out",
+        )
+    product = math.prod(size.values())
+    largest = f"parallelism_config_{max(size, key=lambda axis: size[axis])}_size"
+    return (
+        "num_processes",
+        largest,
+        f"the axes make {product} ranks: " + " x ".join(f"{axis} {n}" for axis, n in size.items()),
+        f"write {config.write('num_processes', product, largest)}, or other sizes",
+    )
+
+
+def _megatron(config: RunConfig) -> Iterator[_Clash]:
+    total, names = config.num_processes, DEGREES["megatron"]
+    degrees = {name: config[name] or 1 for name in names}
+    if config.strategy != "megatron_lm" or not total:
+        return
+    if places_left(total, degrees.values()) is None:
+        product = math.prod(degrees.values())
         yield (
             "num_processes",
-            f"parallelism_config_{largest}_size",
-            f"the axes make {product} ranks: "
-            + " x ".join(f"{axis} {n}" for axis, n in size.items() if n > 1),
-            f"write num_processes: {product}, or other sizes",
+            max(degrees, key=lambda name: degrees[name]),
+            f"each copy of the model takes {product} ranks, and copies must fill all of them",
+            f"write {config.write('num_processes', -(-total // product) * product)}, "
+            "or other degrees",
         )
 
 
-_RULES: tuple[Callable[[RunConfig], Iterator[_Clash]], ...] = (_machines, _fsdp, _deepspeed, _axes)
+_RULES: tuple[Callable[[RunConfig], Iterator[_Clash]], ...] = (
+    *(_machines, _fsdp, _deepspeed, _axes, _megatron),
+)
 
 
 def _both(config: RunConfig, one: str, other: str) -> str:
@@ -109,12 +160,14 @@ def _both(config: RunConfig, one: str, other: str) -> str:
             f"{here.path}, line {here.line}: {one}={config[one]!r}, but line {there.line} says "
             f"{other}={config[other]!r}"
         )
-    return f"{_shown(config, one)}, but {_shown(config, other)}"
+    return f"{_shown(config, one, other)}, but {_shown(config, other, one)}"
 
 
-def _shown(config: RunConfig, name: str) -> str:
-    """Write a setting, and where it comes from unless it was an argument."""
+def _shown(config: RunConfig, name: str, beside: str) -> str:
+    """Write a setting as it stands where it comes from, one that nobody wrote like the other."""
     origin = config.origin(name)
-    if origin.kind in ("argument", "default"):
-        return origin.write(name, config[name])
-    return f"{name}={config[name]!r} ({origin})"
+    if origin.kind in ("file", "environment"):
+        return f"{name}={config[name]!r} ({origin})"
+    if origin.kind == "default" and config.origin(beside).kind == "option":
+        return f"{config.call(name, beside)} is {config[name]}"
+    return origin.write(name, config[name])

@@ -8,7 +8,7 @@ from typing import Any
 
 from notebook_accel.config.catalog.setting import Setting
 from notebook_accel.config.settings import SECTIONS, SETTINGS
-from notebook_accel.config.sources import Source
+from notebook_accel.config.sources import Found, Source
 from notebook_accel.config.values import joint, read
 from notebook_accel.errors import ConfigError
 
@@ -25,41 +25,44 @@ def add_options(parser: argparse.ArgumentParser, sections: Iterable[str] = tuple
                 _add(group, one)
 
 
-def chosen(namespace: argparse.Namespace) -> dict[str, Any]:
-    """Give the settings whose options were written, as values.
+def chosen(namespace: argparse.Namespace) -> Found:
+    """Give the settings whose options were written: their values, and by which option.
 
     Errors: ConfigError naming the options, also where two exclude each other.
     """
-    found: dict[str, Any] = {}
+    found: Found = {}
     for key, written in vars(namespace).items():
         if key.startswith(_DEST):
             name = key.removeprefix(_DEST)
-            value = _together(SETTINGS[name], written)
-            if value is not None:
-                found[name] = value
+            said = _together(SETTINGS[name], written)
+            if said is not None:
+                found[name] = said
     return found
 
 
-def _together(one: Setting, written: Mapping[str, list[str]]) -> Any:
+def _together(one: Setting, written: Mapping[str, list[str]]) -> tuple[Any, Source] | None:
     """Read all that was written for a setting: of one option the last counts, a list adds up."""
-    together: Any = None
-    first = ""
+    together: tuple[Any, Source] | None = None
     for flag, texts in written.items():
-        source = Source("option", flag)
+        source = Source("option", flag if len(flag) > 1 else one.name)
         if one.kind == "list":
             value = [item for text in texts for item in read(one, text, source) or []]
         else:
             value = read(one, texts[-1], source)
         if value is None:
             continue
-        before, together = together, value if together is None else joint(together, value)
         if together is None:
+            together = value, source
+            continue
+        before, first = together
+        both = joint(before, value)
+        if both is None:
             raise ConfigError(
-                f"--{first} says {one.name} is {before!r}, but --{flag} says {value!r}",
+                f"--{first.name} says {one.name} is {before!r}, but --{flag} says {value!r}",
                 "both mean the same setting, and nobody could say which of them counts",
                 "write one of the two",
             )
-        first = flag
+        together = both, source if both == value else first
     return together
 
 

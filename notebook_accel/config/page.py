@@ -73,8 +73,9 @@ def _values(one: Setting) -> str:
         return "yes, no" + (" (*switch*)" if one.is_switch else "")
     least = "" if one.at_least is None else f" from {one.at_least:g}"
     above = "" if one.above is None else f" above {one.above:g}"
+    most = "" if one.at_most is None else f" to {one.at_most:g}"
     kinds = {"str": "text", "int": "number", "float": "number", "list": "list", "dict": "table"}
-    return kinds[one.kind] + least + above
+    return kinds[one.kind] + least + above + most
 
 
 def _codes(words: list[str]) -> str:

@@ -10,17 +10,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.catalog.setting import given
-from notebook_accel.config.contradictions import refuse_contradictions
+from notebook_accel.config.contradictions import DEGREES, refuse_contradictions
 from notebook_accel.config.settings import SETTINGS, nearest
-from notebook_accel.config.sources import ARGUMENT, DEFAULT, Source
+from notebook_accel.config.sources import ARGUMENT, DEFAULT, Found, Source
 from notebook_accel.config.values import check
 from notebook_accel.config.variables import from_variables, to_variables
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 
 if TYPE_CHECKING:
     from notebook_accel.config.store import ConfigFile
 
-Found = dict[str, tuple[Any, Source]]
+_USE_AXES = "use_parallelism_config"
 
 
 class RunConfig:
@@ -50,6 +51,9 @@ class RunConfig:
         return config
 
     def _keep(self, found: Found) -> None:
+        axis = next((name for name in DEGREES["parallelism"] if found.get(name, (1,))[0] > 1), None)
+        if axis is not None:  # whoever gives sizes wants them, unless somebody says otherwise
+            found = {_USE_AXES: (True, found[axis][1].like(_USE_AXES)), **found}
         in_order = {name: found[name] for name in SETTINGS if name in found}
         object.__setattr__(self, "_found", in_order)
         refuse_contradictions(self)
@@ -78,7 +82,7 @@ class RunConfig:
     def source(self, name: str) -> str:
         """Say where a value came from.
 
-        "argument", "environment variable X", "file PATH, line N" or "default".
+        "argument", "option --X", "environment variable X", "file PATH, line N" or "default".
         """
         return str(self.origin(name))
 
@@ -106,11 +110,25 @@ class RunConfig:
         if total is None or total % num_nodes == 0:
             return None if total is None else total // num_nodes
         enough = -(-total // num_nodes) * num_nodes
+        origin = self.origin("num_processes")
         raise ConfigError(
-            f"num_processes={total} on num_nodes={num_nodes}",
-            "it counts the ranks on all machines, and each machine runs as many as the others",
-            f"write {self.origin('num_processes').write('num_processes', enough)}",
+            f"{origin.quote('num_processes', total)} on {counted(num_nodes, 'machine')}",
+            f"each machine runs as many ranks as the others, and {total} are not {num_nodes} times "
+            "a whole number",
+            f"write {origin.write('num_processes', enough)}",
         )
+
+    def write(self, name: str, value: Any, beside: str = "") -> str:
+        """Write a setting as it is written where it stands, or else where ``beside`` stands."""
+        return self._place(name, beside).write(name, value)
+
+    def call(self, name: str, beside: str = "") -> str:
+        """Give what a setting is called where it stands, or else where ``beside`` stands."""
+        return self._place(name, beside).call(name)
+
+    def _place(self, name: str, beside: str) -> Source:
+        origin = self.origin(name)
+        return self.origin(beside).like(name) if beside and origin is DEFAULT else origin
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunConfig) and self.given() == other.given()
@@ -129,10 +147,12 @@ def resolve(
     env: Mapping[str, str] | None = None,
     file: ConfigFile | None = None,
     config: RunConfig | None = None,
+    options: Found | None = None,
 ) -> RunConfig:
     """Find every setting: argument > environment > file > default.
 
-    Arguments that are None, or a mere default, ask for nothing. ``config`` is one that was given
+    Arguments that are None, or a mere default, ask for nothing; ``options`` are arguments of a
+    command line, which know by which option they were given. ``config`` is one that was given
     as a whole: what it was told by arguments counts as an argument here, and so on. ``env`` is this
     process's environment if it is None.
 
@@ -142,7 +162,7 @@ def resolve(
         {} if file is None else file.layer(),
         from_variables(os.environ if env is None else env),
         {} if config is None else config.layer(),
-        _arguments(arguments),
+        {**_arguments(arguments), **(options or {})},
     ]
     found: Found = {}
     for layer in layers:

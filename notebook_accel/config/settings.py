@@ -14,7 +14,17 @@ from notebook_accel.config.catalog.run import RUN
 from notebook_accel.config.catalog.setting import Setting, Word
 from notebook_accel.config.catalog.sharding import FSDP, PARALLELISM
 
-__all__ = ["SECTIONS", "SETTINGS", "Setting", "Word", "by_flag", "by_key", "by_variable", "nearest"]
+__all__ = [
+    "SECTIONS",
+    "SETTINGS",
+    "Setting",
+    "Word",
+    "alone",
+    "by_flag",
+    "by_key",
+    "by_variable",
+    "nearest",
+]
 
 _TABLES = (RUN, MACHINES, FSDP, DEEPSPEED, PARALLELISM, MEGATRON, DYNAMO, FP8, MPI, TPU, SAGEMAKER)
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
@@ -54,6 +64,15 @@ def by_key() -> Mapping[str, Setting]:
 def by_variable() -> Mapping[str, Setting]:
     """Give the setting of each environment variable."""
     return {name: one for one in SETTINGS.values() for name in _variables(one)}
+
+
+def alone(one: Setting) -> dict[str, str]:
+    """Give the options of a setting that take no word: each with the one it stands for."""
+    found = {flag: word.value for word in one.words for flag in word.flags}
+    if one.is_switch:
+        for name in (one.name, *one.flags):
+            found |= {name: "true", f"no_{name}": "false"}
+    return found
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -120,14 +120,17 @@ def check_choice(
 
 
 def _check_range(one: Setting, value: float, source: Source) -> None:
-    least, above = one.at_least, one.above
-    if (least is not None and value < least) or (above is not None and not value > above):
+    least, above, most = one.at_least, one.above, one.at_most
+    is_low = (least is not None and value < least) or (above is not None and not value > above)
+    if is_low or (most is not None and value > most):
         bound = f"at least {least}" if above is None else f"more than {above}"
-        possible = 60 if least is None else least
+        bound = f"from {least} to {most}" if most is not None else bound
+        example = (60 if one.name.endswith("_s") else one.default) if least is None else least
+        possible = "a positive number" if example is None else source.write(one.name, example)
         raise ConfigError(
             f"{source.quote(one.name, value)} is out of range",
             f"{one.name} must be {bound}: {one.help}",
-            f"write {source.write(one.name, possible)}, or leave it out",
+            f"write {possible}, or leave it out" if is_low else "write another, or leave it out",
         )
     if not math.isfinite(value):
         raise ConfigError(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from notebook_accel.config.resolve import RunConfig
 
 # Section -> what has to be so for its settings to be in use: then their defaults are written too.
-_IN_USE = {
+IN_USE = {
     "fsdp": ("strategy", "fsdp"),
     "deepspeed": ("strategy", "deepspeed"),
     "megatron": ("strategy", "megatron_lm"),
@@ -85,7 +85,7 @@ def strangers(env: Mapping[str, str]) -> list[tuple[str, str]]:
 def _is_in_use(section: str, config: RunConfig) -> bool:
     if section == "deepspeed" and config["deepspeed_config_file"]:
         return False  # DeepSpeed's own file says all of it
-    name, needed = _IN_USE.get(section, ("", None))
+    name, needed = IN_USE.get(section, ("", None))
     return bool(name) and config[name] == needed
 
 

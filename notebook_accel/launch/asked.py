@@ -9,18 +9,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from notebook_accel.config.absent import idle, refuse_unbuilt
+from notebook_accel.config.absent import refuse_unbuilt
 from notebook_accel.config.fp8 import refuse_without_library
-from notebook_accel.config.places import accelerates_path, find_default
+from notebook_accel.config.missing import refuse_missing_files
+from notebook_accel.config.places import find_default
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.schema import LaunchSettings, check
-from notebook_accel.config.settings import SETTINGS, by_variable
-from notebook_accel.config.show import show
+from notebook_accel.config.settings import by_variable
 from notebook_accel.config.store import ConfigFile, read
 from notebook_accel.config.strategy import refuse_name
-from notebook_accel.config.variables import strangers
 from notebook_accel.config.wishes import Strategy, refuse_class
 from notebook_accel.errors import ConfigError, NotHere
+from notebook_accel.launch.notes import notes
 
 # What an Accelerator in a worker is told in so many words, so that no variable beats it.
 _FOR_ACCELERATORS = ("mixed_precision", "gradient_accumulation_steps", "strategy")
@@ -74,6 +74,7 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
             settings = _settings_of(found)
             refuse_unbuilt(found)
             refuse_without_library(found)
+            refuse_missing_files(found)
     written = {
         variable: text
         for variable, text in found.environment().items()
@@ -84,7 +85,13 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
     }
     if isinstance(wish, Strategy):
         words["wish"] = wish
-    return Asked(found, settings, words, {**written, **env}, tuple(_notes(found, file, around)))
+    return Asked(
+        found,
+        settings,
+        words,
+        {**written, **env},
+        tuple(notes(found, around, None if file is None else file.path)),
+    )
 
 
 @contextmanager
@@ -144,29 +151,3 @@ def _resolved(
 def _settings_of(config: RunConfig) -> LaunchSettings:
     values = {field.name: config[field.name] for field in fields(LaunchSettings)}
     return LaunchSettings(**{**values, "num_processes": config.num_local_processes})
-
-
-def _notes(config: RunConfig, file: ConfigFile | None, env: Mapping[str, str]) -> Iterator[str]:
-    """Say which values are not to be seen in the cell, and where they stand."""
-    says: dict[str, list[str]] = {}
-    for name, value in config.given().items():
-        origin = config.origin(name)
-        if name == "num_cpu_threads_per_process":
-            continue  # the line of the launch says it
-        if origin.kind in ("environment", "file") and value != SETTINGS[name].default:
-            place = _place(origin.path) if origin.path else "the environment"
-            says.setdefault(place, []).append(f"{name}={show(name, value)}")
-    if file is not None:
-        says.setdefault(_place(str(file.path)), [])
-    for place, values in says.items():
-        yield f"from {place}: {', '.join(values) or 'nothing that counts here'}"
-    for variable, near in strangers(env):
-        yield f"the variable {variable} is not known; did you mean {near}?"
-    for name in idle(config):
-        yield f"{name} changes nothing in this version"
-
-
-def _place(path: str) -> str:
-    theirs = accelerates_path()
-    is_theirs = path in (str(theirs), str(theirs.with_suffix(".json")))
-    return f"{path} (Accelerate's default file)" if is_theirs else path

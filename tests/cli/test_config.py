@@ -217,15 +217,52 @@ def test_validate_names_the_line_of_everything_that_is_wrong(home: Path, tmp_pat
     assert done.returncode == 2
     assert f"{path}, line 1: num_processes: many" in done.stderr
     assert f"{path}, line 2" in done.stderr and "did you mean mixed_precision?" in done.stderr
-    path.write_text("num_processes: 4\nnum_machines: 2\n")
+    path.write_text("num_processes: 4\nnum_machines: 2\nmain_process_ip: 10.0.0.1\n")
     done = typed("config", "validate", "--config_file", str(path), env=at_home(home))
     assert done.returncode == 0, done.stderr
     assert "processes on each machine: 2" in done.stdout
-    path.write_text("num_processes: 3\nnum_machines: 2\n")
+    path.write_text("num_processes: 3\nnum_machines: 2\nmain_process_ip: 10.0.0.1\n")
     done = typed("config", "validate", "--config_file", str(path), env=at_home(home))
-    assert done.returncode == 2 and "num_processes=3" in done.stderr
+    assert done.returncode == 2 and "line 1: num_processes: 3 on 2 machines" in done.stderr
     done = typed("config", "validate", env=at_home(home))
     assert done.returncode == 2 and "there is no configuration file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("main_process_port: 99999", "line 1: main_process_port: 99999 is out of range"),
+        (
+            "num_processes: 4\nnum_machines: 2",
+            "line 2: num_nodes: 2, without an address of the first machine",
+        ),
+        (
+            "num_processes: 4\nuse_parallelism_config: true",
+            "line 1: num_processes=4, but line 2 says use_parallelism_config=True",
+        ),
+        (
+            "num_processes: 3\nparallelism_config:\n  tp_size: 2",
+            "line 1: num_processes=3, but line 3 says parallelism_config_tp_size=2",
+        ),
+        (
+            "distributed_type: MEGATRON_LM\nnum_processes: 3\nmegatron_lm_tp_degree: 2",
+            "line 2: num_processes=3, but line 3 says megatron_lm_tp_degree=2",
+        ),
+        (
+            "strategy: deepspeed\ndeepspeed_config_file: no.json",
+            "line 2: deepspeed_config_file: no.json: there is no such file",
+        ),
+        ("mpirun_hostfile: hosts", "line 1: mpirun_hostfile: hosts: there is no such file"),
+    ],
+)
+def test_validate_calls_nothing_valid_that_a_launch_refuses(
+    home: Path, tmp_path: Path, text: str, what: str
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(f"{text}\n")
+    done = typed("config", "validate", str(path), env=at_home(home))
+    assert done.returncode == 2, done.stdout
+    assert f"ConfigError: {path}, {what}" in done.stderr
 
 
 def test_earlier_answers_are_proposed_also_accelerates_and_a_broken_file_is_no_dead_end(

@@ -558,9 +558,79 @@ def test_a_configuration_file_counts_and_is_named_with_what_counts(tmp_path: Pat
     )
     done = launch("--config_file", file, script)
     assert told(done)[1]["env"]["ACCELERATE_MIXED_PRECISION"] == "bf16"
-    assert str(file) in done.stderr and "mixed_precision bf16" in done.stderr
+    said = f"from {file}: device=cpu, num_processes=2, mixed_precision=bf16\n"
+    assert said in done.stderr  # and nothing of what is as it would be anyway
     only = launch("--config_file", file, "--num_processes", "1", script)
     assert len(told(only)) == 1
+
+
+def test_what_changes_nothing_is_said_wherever_it_was_asked_for(tmp_path: Path) -> None:
+    script = write(tmp_path, "")
+    words = ["--cpu", "--enable_cpu_affinity", "--main_training_function", "foo", "--zero_stage"]
+    done = launch(*words, "3", script, ACCELERATE_MIXED_PRECISON="bf16")
+    assert done.returncode == 0, done.stderr
+    assert "note: --enable_cpu_affinity changes nothing in this version\n" in done.stderr
+    assert "note: --main_training_function changes nothing in this version\n" in done.stderr
+    assert (
+        "note: --zero_stage 3 counts only with --use_deepspeed or a DeepSpeedPlugin of the script\n"
+    ) in done.stderr
+    assert (
+        "note: the variable ACCELERATE_MIXED_PRECISON is not known; "
+        "did you mean ACCELERATE_MIXED_PRECISION?\n"
+    ) in done.stderr
+    file = write(tmp_path, "downcast_bf16: true\nfsdp_version: 2\n", "mine.yaml")
+    done = launch("--cpu", "--config_file", file, script)
+    assert "note: downcast_bf16 changes nothing in this version\n" in done.stderr
+    assert "note: fsdp_version: 2 counts only with strategy: fsdp or a Fully" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "do"),
+    [
+        (
+            ["--num_processes", "2", "--main_process_port", "99999"],
+            "--main_process_port 99999 is out of range\n  why: use_port must be from 0 to 65535",
+            "write another",
+        ),
+        (
+            ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:99999"],
+            "--rdzv_endpoint localhost:99999 has no port",
+            "--rdzv_endpoint localhost:29400",
+        ),
+        (
+            ["--num_machines", "2", "--num_processes", "3"],
+            "--num_processes 3 on 2 machines",
+            "write --num_processes 4",
+        ),
+        (
+            ["--num_machines", "2"],
+            "--num_machines 2, without an address of the first machine",
+            "write --main_process_ip ADDRESS, the same on every machine",
+        ),
+        (
+            ["--use_deepspeed", "--deepspeed_config_file", "no.json"],
+            "--deepspeed_config_file no.json: there is no such file",
+            "correct the path, or leave --deepspeed_config_file out",
+        ),
+        (
+            ["--deepspeed_hostfile", "no"],
+            "--deepspeed_hostfile no: there is no such file",
+            "correct the path",
+        ),
+        (
+            ["--mpirun_hostfile", "no"],
+            "--mpirun_hostfile no: there is no such file",
+            "correct the path",
+        ),
+    ],
+)
+def test_what_cannot_be_is_answered_in_the_words_of_the_command_line(
+    tmp_path: Path, words: list[str], what: str, do: str
+) -> None:
+    done = launch("--cpu", *words, write(tmp_path, ""), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert f"ConfigError: {what}" in done.stderr and do in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_default_file_is_used_and_named(tmp_path: Path) -> None:
@@ -638,22 +708,26 @@ def test_mpirun_is_used_where_a_hostfile_for_it_is_given(
     tmp_path: Path, says: str, each: str
 ) -> None:
     script = write(tmp_path, TELL)
+    write(tmp_path, "a\nb\n", "hosts")
     words = ["--cpu", "--mpirun_hostfile", "hosts", "--num_processes", "4", "--num_machines", "2"]
-    words += ["--main_process_ip", "10.0.0.1", "--mixed_precision", "bf16"]
-    done = launch(*words, script, "--lr", "1", PATH=fake(tmp_path / "bin", "mpirun"), SAYS=says)
+    words += ["--main_process_ip", "10.0.0.1", "--mixed_precision", "bf16", "--mpirun_ccl", "3"]
+    path = fake(tmp_path / "bin", "mpirun")
+    done = launch(*words, script, "--lr", "1", cwd=tmp_path, PATH=path, SAYS=says)
     assert done.returncode == 0, done.stderr
     head, _, tail = done.stdout.strip().partition(" env ")
     assert head == f"mpirun -hostfile hosts -np 4 {each}"
     assert "ACCELERATE_MIXED_PRECISION=bf16" in tail and "MASTER_ADDR=10.0.0.1" in tail
+    assert "CCL_WORKER_COUNT=3" in tail and "changes nothing" not in done.stderr
     assert tail.endswith(f"{sys.executable} -u {script} --lr 1")
 
 
 def test_deepspeeds_launcher_is_used_where_it_is_chosen(tmp_path: Path) -> None:
     script = write(tmp_path, TELL)
+    write(tmp_path, "a slots=2\n", "hosts")
     words = ["--cpu", "--deepspeed_hostfile", "hosts", "--deepspeed_multinode_launcher", "pdsh"]
     words += ["--num_machines", "2", "--num_processes", "4", "--main_process_ip", "10.0.0.1"]
     words += ["--deepspeed_exclusion_filter", "host1:0"]
-    done = launch(*words, script, PATH=fake(tmp_path / "bin", "deepspeed"))
+    done = launch(*words, script, cwd=tmp_path, PATH=fake(tmp_path / "bin", "deepspeed"))
     assert done.returncode == 0, done.stderr
     said = done.stdout.strip()
     assert said.startswith("deepspeed --no_local_rank --hostfile hosts --launcher pdsh")
@@ -662,7 +736,8 @@ def test_deepspeeds_launcher_is_used_where_it_is_chosen(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_is_not_installed_is_named_with_a_way_out(tmp_path: Path) -> None:
-    words = ["--cpu", "--mpirun_hostfile", "hosts", write(tmp_path, TELL)]
+    hosts = write(tmp_path, "a\n", "hosts")
+    words = ["--cpu", "--mpirun_hostfile", hosts, write(tmp_path, TELL)]
     done = launch(*words, PATH=str(tmp_path))
     assert done.returncode == 1
     assert "there is no program 'mpirun'" in done.stderr and "Open MPI" in done.stderr

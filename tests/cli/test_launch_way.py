@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_accel.config.resolve import resolve
+from notebook_accel.config.sources import Source
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.scripts import elastic
@@ -31,7 +32,12 @@ def chosen(
     **settings: Any,
 ) -> Way:
     here = Here(env or {}, devices or [], 8, address, busy_ports=busy)
-    config = resolve(settings, env or {})
+    as_options = {
+        name: (value, Source("option", "num_processes").like(name))
+        for name, value in settings.items()
+        if value is not None
+    }
+    config = resolve({}, env or {}, options=as_options)
     return choose(SCRIPT, config, torchrun or Torchrun(), here)
 
 

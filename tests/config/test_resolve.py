@@ -14,8 +14,10 @@ from notebook_accel.config.kinds import PrecisionType
 from notebook_accel.config.resolve import resolve
 from notebook_accel.config.settings import SETTINGS, by_variable
 from notebook_accel.config.show import lines
+from notebook_accel.config.sources import Source
 from notebook_accel.config.store import ConfigFile, read
 from notebook_accel.config.training import setting_of, settings_of
+from notebook_accel.config.unused import unused
 from notebook_accel.config.variables import strangers
 from notebook_accel.errors import ConfigError, NotHere
 
@@ -122,7 +124,7 @@ def test_numbers_of_threads_for_each_level_are_read_by_their_first() -> None:
             "parallelism_config_cp_size=2, but parallelism_config_sp_size=2",
             "leave one",
         ),
-        ({"node_rank": 1}, "node_rank=1, but num_nodes=1", "from 0 to 0"),
+        ({"node_rank": 1}, "node_rank=1, but num_nodes=1", "write num_nodes=2 if so many"),
         (
             {"strategy": "fsdp", "fsdp_version": 2, "fsdp_forward_prefetch": True},
             "fsdp_version=2, but fsdp_forward_prefetch=True",
@@ -159,7 +161,7 @@ def test_ranks_of_all_machines_are_divided_among_them() -> None:
     assert RunConfig(num_processes=16, num_nodes=2).num_local_processes == 8
     with pytest.raises(ConfigError) as error:
         _ = RunConfig(num_processes=3, num_nodes=2).num_local_processes
-    assert error.value.what == "num_processes=3 on num_nodes=2"
+    assert error.value.what == "num_processes=3 on 2 machines"
     assert error.value.fix == "write num_processes=4"
 
 
@@ -308,3 +310,62 @@ def test_a_process_that_is_alone_computes_where_the_environment_says(
         Accelerator()
     assert error.value.what == "ACCELERATE_TORCH_DEVICE=gpu is no device"
     assert "cuda:1" in error.value.fix
+
+
+def test_sizes_turn_axes_on_wherever_they_stand(tmp_path: Path) -> None:
+    name = "parallelism_config_tp_size"
+    assert RunConfig(parallelism_config_tp_size=2).use_parallelism_config
+    assert resolve({}, {name.upper(): "2"}).use_parallelism_config
+    assert resolve({}, {}, options={name: (2, Source("option", name))}).use_parallelism_config
+    (tmp_path / "a.yaml").write_text("parallelism_config:\n  tp_size: 2\n")
+    assert resolve({}, {}, read(tmp_path / "a.yaml")).use_parallelism_config
+    assert not RunConfig(parallelism_config_tp_size=1).use_parallelism_config
+    off = RunConfig(parallelism_config_tp_size=2, use_parallelism_config=False)
+    assert not off.use_parallelism_config
+    assert list(unused(off)) == [
+        "parallelism_config_tp_size=2 counts only with use_parallelism_config=True"
+    ]
+
+
+def test_settings_of_what_is_not_in_use_are_told_in_the_words_of_their_place(
+    tmp_path: Path,
+) -> None:
+    plugin = "or a DeepSpeedPlugin of the script"
+    assert list(unused(RunConfig(zero_stage=3))) == [
+        f"zero_stage=3 counts only with strategy='deepspeed' {plugin}"
+    ]
+    env = {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_GRADIENT_CLIPPING": "1"}
+    assert list(unused(resolve({}, env))) == [
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE=3, ACCELERATE_GRADIENT_CLIPPING=1.0 count only with "
+        f"ACCELERATE_USE_DEEPSPEED=true {plugin}"
+    ]
+    assert list(unused(resolve({}, {**env, "ACCELERATE_USE_DEEPSPEED": "1"}))) == []
+    assert list(unused(RunConfig(zero_stage=2))) == []  # as it would be anyway
+
+
+@pytest.mark.parametrize(
+    ("settings", "what", "fix"),
+    [
+        (
+            {"num_processes": 4, "use_parallelism_config": True},
+            "num_processes=4, but use_parallelism_config=True",
+            "write parallelism_config_dp_replicate_size=4 for a whole copy on each",
+        ),
+        (
+            {"num_processes": 3, "strategy": "megatron_lm", "megatron_lm_tp_degree": 2},
+            "num_processes=3, but megatron_lm_tp_degree=2",
+            "write num_processes=4, or other degrees",
+        ),
+        ({"use_port": 99999}, "use_port=99999 is out of range", "write another, or leave it out"),
+        ({"use_port": -1}, "use_port=-1 is out of range", "write use_port=0"),
+        ({"monitor_interval": -1.0}, "monitor_interval=-1.0 is out", "monitor_interval=0.1"),
+        ({"gradient_clipping": 0.0}, "gradient_clipping=0.0 is out", "write a positive number"),
+    ],
+)
+def test_what_a_launch_could_not_do_is_no_run_config(
+    settings: dict[str, object], what: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        RunConfig(**settings)
+    assert error.value.what.startswith(what)
+    assert fix in error.value.fix

@@ -129,7 +129,7 @@ def test_every_setting_with_an_option_can_be_given_by_it() -> None:
         add_options(parser)
         found = chosen(parser.parse_args(words))
         assert set(found) == {name}, words
-        assert check(one, found[name]) == found[name]
+        assert check(one, found[name][0]) == found[name][0]
 
 
 def test_the_page_in_the_docs_is_what_the_declarations_say() -> None:

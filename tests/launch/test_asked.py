@@ -113,7 +113,8 @@ def test_processes_of_a_file_are_those_of_all_machines(file: Path) -> None:
     file.write_text("num_machines: 2\nnum_processes: 3\ndevice: cpu\n")
     with pytest.raises(ConfigError) as error:
         notebook_launcher(told, config=file)
-    assert f"num_processes=3 on num_nodes=2 (from file {file}, line 2)" in error.value.what
+    assert error.value.what == f"{file}, line 2: num_processes: 3 on 2 machines"
+    assert error.value.fix == "write num_processes: 4"
 
 
 @pytest.mark.parametrize(

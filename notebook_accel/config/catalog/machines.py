@@ -28,8 +28,9 @@ MACHINES: tuple[Setting, ...] = (
     ),
     _machines(
         "use_port", "int", None, "port of the first machine; 0, or None on one machine: a free one",
-        at_least=0, yaml="main_process_port", flags=("main_process_port", "master_port"),
-        when=_SEVERAL, question="On which of its ports do ranks meet?",
+        at_least=0, at_most=65535, yaml="main_process_port",
+        flags=("main_process_port", "master_port"), when=_SEVERAL,
+        question="On which of its ports do ranks meet?",
     ),
     _machines(
         "same_network", "bool", True, "whether all machines are in one network", is_switch=True,

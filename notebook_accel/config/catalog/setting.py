@@ -78,6 +78,7 @@ class Setting:
     spellings: Mapping[str, Any] = field(default_factory=dict)
     at_least: float | None = None
     above: float | None = None
+    at_most: float | None = None
     optional: bool = False
     env: tuple[str, ...] = ()
     yaml: str = ""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from notebook_accel.config.missing import no_address
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
-from notebook_accel.errors import ConfigError
 from notebook_accel.launch.scripts.program import Program
 
 
@@ -69,8 +69,4 @@ def _address(config: RunConfig) -> str:
         return str(config["master_addr"])
     if config["num_nodes"] == 1:
         return "127.0.0.1"
-    raise ConfigError(
-        f"mpirun over {config['num_nodes']} machines without an address of the first one",
-        "the ranks find each other at the first machine of the hostfile",
-        "write --main_process_ip ADDRESS",
-    )
+    raise no_address(config)

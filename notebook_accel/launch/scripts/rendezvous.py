@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from notebook_accel.config.missing import no_address
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.errors import ConfigError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from notebook_accel.launch.devices import Device
 
 _OF_TORCH = ("static", "c10d")  # the backends that need no server of somebody else's
+_LAST_PORT = 65535
 RENDEZVOUS_PORT = 29400  # torch's default, where an endpoint names none
 
 
@@ -63,20 +65,13 @@ def local_count(
 
     Errors: ConfigError where counts contradict each other or do not divide.
     """
-    most = config["num_nodes"]
-    if not torchrun.per_machine:
-        total = config["num_processes"]
-        if total is None or total % most == 0:
-            return None if total is None else int(total // most)
-        raise ConfigError(
-            f"--num_processes {total} on {most} machines",
-            "it counts the ranks on all machines, and each machine runs as many as the others",
-            f"write --num_processes {-(-total // most) * most}",
-        )
     word = torchrun.per_machine
-    if config.origin("num_processes").kind in ("argument", "option"):
+    if not word:
+        return config.num_local_processes
+    if config.origin("num_processes").is_asked:
+        total = config.write("num_processes", config["num_processes"])
         raise ConfigError(
-            f"--nproc_per_node {word} and --num_processes {config['num_processes']} are both given",
+            f"--nproc_per_node {word} and {total} are both given",
             "the first counts the ranks of each machine, the second those of all machines",
             "leave one of them out",
         )
@@ -119,7 +114,8 @@ def meeting(
         raise ConfigError(
             f"port {port} of this machine, where the others are to meet it, is in use",
             "another program listens there; it is not changed by itself, for all machines know it",
-            "write --main_process_port with a free port, the same on every machine",
+            f"write {config.write('use_port', 'PORT', 'num_nodes')} with a free port, the same on "
+            "every machine",
         )
     words += ["--rdzv-backend", backend, "--rdzv-id", config["rdzv_id"]]
     local_addr = torchrun.local_addr or address
@@ -177,9 +173,16 @@ def wanted_port(config: RunConfig) -> int:
 def _endpoint(config: RunConfig) -> tuple[str, int]:
     """Give host and port of --rdzv_endpoint, with torch's own default port."""
     host, _, port = config["rdzv_endpoint"].rpartition(":")
-    if host and port.isdigit():
-        return host, int(port)
-    return config["rdzv_endpoint"], RENDEZVOUS_PORT
+    if not (host and port.isdigit()):
+        return config["rdzv_endpoint"], RENDEZVOUS_PORT
+    if int(port) > _LAST_PORT:
+        raise ConfigError(
+            f"{config.origin('rdzv_endpoint').quote('rdzv_endpoint', config['rdzv_endpoint'])} "
+            "has no port",
+            f"ports are numbers from 1 to {_LAST_PORT}",
+            f"write {config.write('rdzv_endpoint', f'{host}:{RENDEZVOUS_PORT}')}, for example",
+        )
+    return host, int(port)
 
 
 def machines_of(nnodes: str) -> tuple[int, int]:
@@ -206,7 +209,7 @@ def _doubts(config: RunConfig, host: str, address: str) -> tuple[str, ...]:
         return ()
     return (
         f"this machine is {address} and not {host}: "
-        "unless it is the first all the same, write its --machine_rank",
+        f"unless it is the first all the same, write its {config.call('node_rank', 'num_nodes')}",
     )
 
 
@@ -220,14 +223,10 @@ def _first_machine(config: RunConfig, endpoint: str, most: int) -> tuple[str, in
         return _endpoint(config)
     host = config["master_addr"]
     if host is None:
-        raise ConfigError(
-            f"--num_machines {most} without an address of the first machine",
-            "the machines find each other at the first one, whose address all must know",
-            "write --main_process_ip ADDRESS, the same on every machine",
-        )
+        raise no_address(config)
     if config["use_port"] == 0:
         raise ConfigError(
-            f"--main_process_port 0 on {most} machines",
+            f"{config.origin('use_port').quote('use_port', 0)} on {most} machines",
             "a free port chosen on one machine is not known on the others",
             f"write a port that is free on {host}, or leave it out for {DEFAULT_PORT}",
         )

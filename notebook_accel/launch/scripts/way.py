@@ -140,7 +140,7 @@ def _asks_for_processes(config: RunConfig, torchrun: rendezvous.Torchrun) -> boo
     """Tell whether the command line itself says how many processes there shall be, or where."""
     names = ("num_processes", "num_nodes", "node_rank")
     return bool(torchrun.least or torchrun.per_machine or torchrun.is_standalone) or any(
-        config.origin(name).kind in ("argument", "option") for name in names
+        config.origin(name).is_asked for name in names
     )
 
 
