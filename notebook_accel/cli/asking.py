@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from notebook_accel.cli.wizard import Question
+from notebook_accel.cli.wizard import Option, Question
 from notebook_accel.config.installed import is_installed
 from notebook_accel.errors import ConfigError
 
@@ -65,9 +65,12 @@ def by_menu(question: Question) -> Any:
 def by_numbers(question: Question) -> Any:
     """Ask by plain lines; the answer is a number or the word itself, and nothing is the default."""
     print(f"\n{question.text}")
-    for number, one in enumerate(question.options, 1):
+    answers = _answers(question)
+    width = 0 if _are_numbers(question) else max(map(len, answers)) + 1
+    for typed, one in answers.items():
         mark = "*" if one.value == question.default else " "
-        print(f"  {number:>2} {mark} {one.label}")
+        print(f"  {typed if width else '':>{width}} {mark} {one.label}")
+    words = {_written(one.value).lower(): one for one in question.options}
     while True:
         text = _line(question)
         if text == "":
@@ -78,18 +81,30 @@ def by_numbers(question: Question) -> Any:
             except ConfigError as error:
                 print(f"  {error.what}: {error.fix or error.why}")
                 continue
-        known = {_written(one.value).lower(): one.value for one in question.options}
-        known |= {str(number): one.value for number, one in enumerate(question.options, 1)}
-        if text.lower() in known:
-            return known[text.lower()]
-        print(f"  {text!r} is none of them: write a number from 1 to {len(question.options)}")
+        found = words.get(text.lower()) or answers.get(text)
+        if found is not None:
+            return found.value
+        known = list(answers)
+        few = ", ".join(known) if _are_numbers(question) else f"a number from 1 to {known[-1]}"
+        print(f"  {text!r} is none of them: write {few}")
+
+
+def _answers(question: Question) -> dict[str, Option]:
+    """Give what is typed for each option: its place in the list, or the number that it is."""
+    if _are_numbers(question):  # places beside numbers would say something else with the same word
+        return {str(one.value): one for one in question.options}
+    return {str(number): one for number, one in enumerate(question.options, 1)}
+
+
+def _are_numbers(question: Question) -> bool:
+    return all(type(one.value) is int for one in question.options)
 
 
 def _line(question: Question) -> str:
-    default = question.default
+    shown = _written(question.default)
     if question.options:
-        default = [one.value for one in question.options].index(default) + 1
-    shown = _written(default)
+        answers = _answers(question).items()
+        shown = next(typed for typed, one in answers if one.value == question.default)
     try:
         return input(f"[{shown}]: " if shown else ": ").strip()
     except EOFError:

@@ -220,8 +220,8 @@ def _path(options: argparse.Namespace) -> Path:
 def _write(config: RunConfig, path: Path, options: argparse.Namespace) -> int:
     left_out = store.write(config, path, accelerate=getattr(options, "accelerate", False))
     print(f"\nwritten to {_short(path)}:")
-    for name, value in config.given().items():
-        print(f"  {name:<30}{shown.show(name, value)}")
+    rows = [(name, shown.show(name, value)) for name, value in config.given().items()]
+    print("\n".join(shown.aligned(rows)))
     if left_out:
         print(f"note: Accelerate's file has no place for {', '.join(left_out)}")
     _tell_coming(config)

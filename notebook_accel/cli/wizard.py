@@ -6,12 +6,12 @@ apply, and what this machine would answer. Pure: ``ask`` is whoever asks a perso
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from notebook_accel.config.catalog.setting import Setting
+from notebook_accel.config.contradictions import DEGREES, places_left
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
@@ -36,8 +36,6 @@ _LAYOUTS = {
     "deepspeed": "in shards, by ZeRO",
     "megatron_lm": "layers and stages, by Megatron's degrees",
 }
-# How many processes work together: their product must divide all of them.
-_DEGREES = ("megatron_lm_tp_degree", "megatron_lm_pp_degree")
 # What must fit together as soon as it is answered.
 _OF_MACHINES = ("num_nodes", "node_rank", "num_processes")
 _COMING = "kept, but not trainable yet"
@@ -125,8 +123,10 @@ def question(
         elif default not in known:  # a word beyond the usual ones, from a file
             known.append(default)
         values = sorted(known, key=lambda value: (value != default, _is_far(one, value, machine)))
+        if all(isinstance(value, int) for value in values):
+            values = sorted(values)  # numbers are typed as they are: they stand in order
         shown = tuple(Option(value, _label(one, value, answers, machine)) for value in values)
-        return Question(one.name, one.question, values[0], shown)
+        return Question(one.name, one.question, default, shown)
     return Question(one.name, one.question, default, check=lambda text: _read(one, text, answers))
 
 
@@ -185,16 +185,16 @@ def _holds(name: str, value: Any, answers: Answers) -> bool:
 def _detected(one: Setting, answers: Answers, machine: Machine) -> Any:
     device = answers.get("device")
     if one.name == "device":
-        kinds = [kind for kind in ("cuda", "mps", "tpu") if machine.of_kind(kind)]
-        return kinds[0] if kinds else "cpu"
+        return machine.kind
     if one.name == "num_processes":
-        per_machine = max(1, len(machine.of_kind(str(device))))
-        return per_machine * int(answers.get("num_nodes", 1))
+        return machine.num_ranks(str(device)) * int(answers.get("num_nodes", 1))
     if one.name == "mixed_precision":
         here = machine.of_kind(str(device))
         return preselected(here, machine)[0] if here or device == "cpu" else "no"
     if one.name == "use_port":
         return DEFAULT_PORT
+    if one.section == "parallelism" and one.name in DEGREES["parallelism"]:
+        return _left(one, answers)  # whatever the first axes leave open
     return one.default
 
 
@@ -250,14 +250,22 @@ def _read(one: Setting, text: str, answers: Answers) -> Any:
 
 def _check_degree(one: Setting, value: Any, answers: Answers) -> None:
     """Refuse a degree that, with those answered before, does not divide the processes."""
-    ranks = answers.get("num_processes")
-    if one.name not in _DEGREES or not ranks or not value:
+    left = _left(one, answers)
+    if left is None or not value or places_left(left, [value]) is not None:
         return
-    before = math.prod(int(answers.get(name) or 1) for name in _DEGREES if name != one.name)
-    if ranks % (before * value):
-        known = f" after {before}" if before > 1 else ""
-        raise ConfigError(
-            f"{value}{known} does not divide {ranks} processes",
-            "degrees multiply, and their groups must fill the processes",
-            f"write a divisor of {ranks // before if ranks % before == 0 else ranks}",
-        )
+    ranks = int(answers["num_processes"])
+    known = f" after {ranks // left}" if ranks > left else ""
+    raise ConfigError(
+        f"{value}{known} does not divide {ranks} processes",
+        "degrees multiply, and their groups must fill the processes",
+        f"write a divisor of {left}",
+    )
+
+
+def _left(one: Setting, answers: Answers) -> int | None:
+    """Give the processes that are left for a degree by those before; None if it is no degree."""
+    together = next((names for names in DEGREES.values() if one.name in names), ())
+    ranks = answers.get("num_processes")
+    if not together or not ranks:
+        return None
+    return places_left(ranks, [answers.get(name) for name in together if name != one.name]) or ranks

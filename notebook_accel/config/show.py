@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SECTIONS, SETTINGS
+
+_WIDEST = 50
 
 
 def lines(config: RunConfig, everything: bool = False) -> list[str]:
@@ -21,14 +24,22 @@ def lines(config: RunConfig, everything: bool = False) -> list[str]:
     listed = [row for section in rows.values() for row in section]
     if not listed:
         return ["nothing was chosen: every setting has its default"]
-    names = max(len(name) for name, _, _ in listed) + 2
-    values = min(max(len(value) for _, value, _ in listed), 30) + 2
     text: list[str] = []
+    written = iter(aligned(listed))
     for section, below in rows.items():
         if below:
             text += ["", SECTIONS[section]] if text else [SECTIONS[section]]
-        text += [f"  {name:<{names}}{value:<{values}}{source}" for name, value, source in below]
+        text += [next(written) for _ in below]
     return text
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write rows with their columns below each other; what is very long takes no others along."""
+    widths = [min(max(map(len, column)), _WIDEST) + 2 for column in zip(*rows, strict=True)]
+    return [
+        "  " + "".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def show(name: str, value: Any) -> str:

@@ -10,6 +10,7 @@ from notebook_accel.config.places import at_home, default_path
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.store import write
 from notebook_accel.launch.devices import accelerators
+from notebook_accel.launch.machine import Machine
 
 
 def write_basic_config(
@@ -34,8 +35,6 @@ def write_basic_config(
 
 def basic_config(mixed_precision: str = DEFAULT_PRECISION) -> RunConfig:
     """Give the configuration for this machine: one process for each accelerator, else one."""
-    found = accelerators()
-    kinds = {device.kind for device in found}
-    device = next((kind for kind in ("cuda", "tpu", "mps") if kind in kinds), "cpu")
-    count = sum(one.kind == device for one in found) if device == "cuda" else 1
-    return RunConfig(device=device, num_processes=count, mixed_precision=str(mixed_precision))
+    machine = Machine(tuple(accelerators()))
+    count = machine.num_ranks(machine.kind)
+    return RunConfig(device=machine.kind, num_processes=count, mixed_precision=str(mixed_precision))

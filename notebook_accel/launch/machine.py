@@ -48,6 +48,15 @@ class Machine:
         """Give the accelerators of one kind ("cuda", "mps", "tpu")."""
         return tuple(one for one in self.devices if one.kind == kind)
 
+    @property
+    def kind(self) -> str:
+        """What there is to train on: its accelerators, else the CPU."""
+        return next((kind for kind in ("cuda", "tpu", "mps") if self.of_kind(kind)), "cpu")
+
+    def num_ranks(self, kind: str) -> int:
+        """How many ranks suit a run on ``kind``: one for each accelerator."""
+        return max(1, len(self.of_kind(kind)))
+
 
 def read_machine() -> Machine:
     """Look at this machine now."""

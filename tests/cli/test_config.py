@@ -127,6 +127,35 @@ def test_numbered_lines_where_the_terminal_draws_no_menus(home: Path) -> None:
     assert (found["device"], found["num_processes"], found["mixed_precision"]) == ("cpu", 2, "bf16")
 
 
+@pytest.mark.parametrize(("typed_stage", "stage"), [("2", 2), ("3", 3), ("", 2), ("0", 0)])
+def test_a_number_that_is_an_answer_is_no_place_in_the_list(
+    home: Path, typed_stage: str, stage: int
+) -> None:
+    """Stages were listed 2, 0, 1, 3: whoever typed 2 got the stage in the second place."""
+    said = f"cpu\n\n3\nbf16\ndeepspeed\n\n{typed_stage}\n" + "\n" * 12
+    done = typed("config", env=at_home(home, "dumb"), said=said)
+    assert done.returncode == 0, done.stderr
+    listed = done.stdout[done.stdout.index(TEXTS["zero_stage"]) :].splitlines()[1:6]
+    assert [line.strip() for line in listed[:4]] == ["0", "1", "* 2", "3"]
+    assert listed[4].startswith("[2]: ")
+    assert written(home)["deepspeed_config"]["zero_stage"] == stage
+    rows = done.stdout[done.stdout.index("written to") :].partition("use it")[0].splitlines()[1:]
+    starts = {len(row) - len(row.split(None, 1)[1]) for row in rows}
+    assert len(starts) == 1, rows  # one column of values, however long a name is
+
+
+def test_axes_are_proposed_what_fills_the_processes(home: Path) -> None:
+    """Enter at every axis once wrote sizes that no launch could use."""
+    before = "cpu\n\n4\n\n\n"
+    for keys, sizes in (("yes\n", [4, 1, 1, 1]), ("yes\n2\n1\n", [2, 1, 2, 1])):
+        done = typed("config", env=at_home(home, "dumb"), said=before + keys + "\n" * 12)
+        assert done.returncode == 0, done.stderr + done.stdout
+        found = written(home)["parallelism_config"]
+        axes = ("dp_replicate", "dp_shard", "tp", "cp")
+        assert [found[f"parallelism_config_{axis}_size"] for axis in axes] == sizes
+        (home / "notebook_accel/config.yaml").unlink()
+
+
 def test_in_a_cell_nobody_could_type_and_colab_gets_lines(home: Path) -> None:
     """``!`` gives a pseudo-terminal; JPY_PARENT_PID says that a kernel is behind it."""
 
@@ -285,13 +314,14 @@ def test_earlier_answers_are_proposed_also_accelerates_and_a_broken_file_is_no_d
 
 
 def test_answers_that_do_not_go_together_are_asked_once_more(home: Path) -> None:
-    """4 processes cannot be 3 copies: the second time 4 copies."""
-    first = ["", "", "4", "", "", "yes", "3", *[""] * 5]
+    """4 processes cannot be 3 copies, nor 2 of 1 rank each: the second time 4 copies."""
+    first = ["", "", "4", "", "", "yes", "3", "2", "1", "1", "1", "", ""]
     second = [*[""] * 6, "4"]
     said = "\n".join([*first, *second, *[""] * 20])
     done = typed("config", env=at_home(home, "dumb"), said=said)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("num_processes=4, but parallelism_config_dp_replicate_size=3") == 1
+    assert "3 does not divide 4 processes: write a divisor of 4" in done.stdout
+    assert done.stdout.count("num_processes=4, but parallelism_config_dp_replicate_size=2") == 1
     assert "Once more, your answers are proposed:" in done.stdout
     assert written(home)["parallelism_config"]["parallelism_config_dp_replicate_size"] == 4
 
