@@ -204,9 +204,11 @@ def _memory_findings(
         text = f"{told}; {_name(tight)} has {size_words(tight.free_bytes)} free"
         more = "a leaner optimizer" if choice.num_processes > 1 else "more GPUs"
         return [Finding("warning", text, f"{other or more}, or a smaller model")]
-    total = f"{choice.num_processes} ranks {size_words(needed * choice.num_processes)}"
-    text = f"{told}, {total}; {size_words(machine.free_bytes)} are free"
-    return [Finding("warning", text, f"{other or 'fewer ranks'}, or a smaller model")]
+    ranks, less = choice.num_processes, "a leaner optimizer"
+    if ranks > 1:
+        told, less = f"{told}, {ranks} ranks {size_words(needed * ranks)}", "fewer ranks"
+    text = f"{told}; {size_words(machine.free_bytes)} are free"
+    return [Finding("warning", text, f"{other or less}, or a smaller model")]
 
 
 def _name(device: Device) -> str:

@@ -164,3 +164,9 @@ def test_each_strategy_is_told_with_whether_it_fits() -> None:
     fits = {one.label: one.fits for one in found}
     assert fits["DDP"] is False and fits["FSDP"] is True and fits["pipeline x 2"] is True
     assert told(hardware.T4, model=10**9).strategies == ()
+
+
+def test_one_rank_that_does_not_fit_is_not_told_to_be_fewer() -> None:
+    only = findings(hardware.PLAIN_CPU, model=7_000_000_000, num_processes=1)[-1]
+    assert "a rank, activations apart; " in only and only.endswith("or a smaller model)")
+    assert "1 ranks" not in only and "fewer ranks" not in only
