@@ -32,7 +32,8 @@ def check_alike(
         f"{operation} got tensors that do not fit together: {brought}",
         "a collective needs the same number of tensors, of the same shapes and dtypes, from every "
         "rank",
-        "use pad_across_processes before, or gather_for_metrics for a shorter last batch",
+        "use pad_across_processes before, gather_for_metrics for a shorter last batch, or its "
+        "use_gather_object=True for rows of any shape",
     )
 
 

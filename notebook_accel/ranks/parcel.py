@@ -20,6 +20,9 @@ from notebook_accel.ranks.world import World
 
 # Larger ones are sent alone, where copying would take longer than a collective's latency.
 MAX_BYTES = 2**18
+# Rows of less are as long as this one, in which it takes no longer: unlike tensors then come to
+# the stamps, that can name their shapes, while gloo would end the process.
+_LEAST_BYTES = 2**12
 _ALIGNMENT = 16  # that of the widest dtype, so that bytes can be seen as any
 
 
@@ -31,6 +34,8 @@ class Parcel:
         for shape, dtype in kinds:
             num_bytes = max(1, shape.numel() * dtype.itemsize)
             ends.append(ends[-1] + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
+        if device.type == "cpu":  # elsewhere nobody reads the stamps
+            ends[-1] = max(ends[-1], _LEAST_BYTES)
         with torch.inference_mode(False):  # what is made inside cannot be written to outside
             self.sent = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
             received = torch.zeros(size, ends[-1], dtype=torch.uint8, device=device)

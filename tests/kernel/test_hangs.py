@@ -89,7 +89,7 @@ def unequal(accelerator):
     accelerator.gather(torch.ones(2 + accelerator.process_index))
 
 def very_unequal(accelerator):
-    accelerator.gather(torch.ones(1000 + 10 * accelerator.process_index))
+    accelerator.gather(torch.ones(2000 + 10 * accelerator.process_index))
 
 def slow_main(accelerator):
     if accelerator.is_main_process:
@@ -267,7 +267,7 @@ def test_a_rank_that_returned_but_has_not_ended_yet_is_blamed(kernel):
 def test_tensors_of_different_sizes_are_explained(kernel):
     reply = run(kernel, trained("end=very_unequal"))
     assert reply.error == "RanksStuck"
-    assert "rank 0 4016 bytes in gather at Cell In[" in said(reply)
+    assert "rank 0 8016 bytes in gather at Cell In[" in said(reply)
     assert "pad_across_processes" in said(reply)
     reply = run(kernel, trained("end=unequal"))  # so alike that they would fit
     assert reply.error == "DistributedOperationException"

@@ -79,3 +79,27 @@ def test_the_next_gather_does_not_write_into_the_last_one_s_result(both: list[di
 def test_a_prediction_and_its_label_are_one_collective(both: list[dict]) -> None:
     for said in both:
         assert said["a pair"] == ["tuple", [[8, 2], [8]], 1]
+
+
+def gathers_unlike_tensors():
+    import torch
+
+    from notebook_accel import Accelerator
+    from notebook_accel.utils import DistributedOperationException
+
+    accelerator = Accelerator(cpu=True)
+    rank = accelerator.process_index
+    said = []
+    for gather in (accelerator.gather, accelerator.gather_for_metrics):
+        try:
+            gather(torch.ones(1 + rank, 5))
+        except DistributedOperationException as error:
+            said.append(error.what)
+    return [*said, accelerator.gather(torch.tensor(rank)).tolist()]
+
+
+def test_small_tensors_of_unlike_sizes_are_named_on_every_rank_which_goes_on() -> None:
+    words = "do not fit together: rank 0 [1, 5] float32, rank 1 [2, 5] float32"
+    for *said, after in run_ranks(gathers_unlike_tensors, 2):
+        assert [words in one for one in said] == [True, True]
+        assert after == [0, 1]
