@@ -54,6 +54,13 @@ _PASSED_ON = {
     "shutdown_timeout": "seconds that ranks have to end",
     "event_log_handler": "who takes the agent's events",
     "logs_specs": "entry point that decides on log files",
+    "duplicate_stdout_filters": "words, comma-separated: lines of stdout with one go to a file too",
+    "duplicate_stderr_filters": "the same of stderr",
+}
+# Those that take no word.
+_PASSED_ON_ALONE = {
+    "run_path": "run the script by runpy in each rank's first interpreter",
+    "virtual_local_rank": "let every rank be LOCAL_RANK 0, with a GPU that is number 0 to it",
 }
 
 
@@ -88,6 +95,8 @@ def _declare_torchruns(group: argparse._ArgumentGroup) -> None:
     for name, help in _PASSED_ON.items():
         short = ["-r"] if name == "redirects" else []
         add(*short, f"--{name}", metavar="VALUE", help=help)
+    for name, help in _PASSED_ON_ALONE.items():
+        add(f"--{name}", action="store_true", help=help)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -143,6 +152,7 @@ def _torchrun(options: argparse.Namespace) -> Torchrun:
     for name in _PASSED_ON:
         value = getattr(options, name)
         others += [f"--{name.replace('_', '-')}", value] if value else []
+    others += [f"--{name.replace('_', '-')}" for name in _PASSED_ON_ALONE if getattr(options, name)]
     return Torchrun(
         rendezvous.machines_of(options.nnodes)[0] if options.nnodes else 0,
         options.nproc_per_node or "",
@@ -226,7 +236,8 @@ def _fold(parser: argparse.ArgumentParser) -> None:
     if "--help_all" in sys.argv or "--help-all" in sys.argv:
         return
     titles = {SECTIONS[name] for name in SECTIONS if name not in _SHOWN}
-    hidden = {f"setting:{name}" for name in (*_OF_NOTEBOOKS, *_DETAILS)} | set(_PASSED_ON)
+    hidden = {f"setting:{name}" for name in (*_OF_NOTEBOOKS, *_DETAILS)}
+    hidden |= {*_PASSED_ON, *_PASSED_ON_ALONE}
     for group in parser._action_groups:
         for action in group._group_actions:
             if group.title in titles or action.dest in hidden:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.test_launch_training import QUICKSTART, losses
+from tests.cli.test_launch_training import LOOP, losses
 from tests.support.launches import LAUNCH, clean_env, launch, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -99,7 +99,7 @@ def test_the_usual_command_line_without_a_port_works_as_it_stands(
     if not machines[0].prefix:
         pytest.skip("the fixed port of this machine may be in use: needs root and ip netns")
     script = tmp_path / "script.py"
-    script.write_text(QUICKSTART)
+    script.write_text(LOOP)
     alone = launch("--cpu", script)
     words = ["--num_processes", "2", "--num_machines", "2", "--main_process_ip"]
     words += [machines[0].address]

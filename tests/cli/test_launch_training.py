@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from torch.distributed.run import get_args_parser
 
 from notebook_accel import notebook_launcher
 from tests.support.launches import begin, clean_env, launch, wait_for
 
-QUICKSTART = """
+LOOP = """
 import json, os, sys
 import torch
 from torch import nn
@@ -57,6 +59,24 @@ if __name__ == "__main__":
     main(*sys.argv[1:])
 """
 
+NOTEBOOK = Path(__file__).parents[2] / "notebooks/1_beginner/01_quickstart.py"
+# The notebook shows no losses: they are heard where it computes them.
+HEARD = """
+heard, compute = [], how_wrong
+
+
+def how_wrong(guess, label):
+    loss = compute(guess, label)
+    heard.append(loss.detach())
+    return loss
+
+
+main()
+accelerator = Accelerator()
+means = accelerator.reduce(torch.stack(heard), "mean")
+accelerator.print("losses:" + json.dumps([means.tolist(), accelerator.num_processes]))
+"""
+
 
 def losses(done: subprocess.CompletedProcess[str], num: int) -> list[float]:
     assert done.returncode == 0, done.stderr
@@ -69,7 +89,7 @@ def losses(done: subprocess.CompletedProcess[str], num: int) -> list[float]:
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("script") / "quickstart.py"
-    path.write_text(QUICKSTART)
+    path.write_text(LOOP)
     return path
 
 
@@ -93,6 +113,39 @@ def test_a_cells_launcher_has_the_losses_of_a_launch(script: Path, alone: list[f
     assert run[0] == pytest.approx(alone, rel=1e-4)
 
 
+def quickstart(batch_size: int) -> str:
+    """Give the cells of the quickstart that its launch needs, for one round instead of twelve."""
+    cells = NOTEBOOK.read_text().partition("# ## 5. Go")[0]
+    for written, instead in (
+        ("range(12)", "range(1)"),
+        ("range(3)", "range(0)"),  # the ordinary loop, which comes before
+        ("batch_size=8,", f"batch_size={batch_size},"),
+        ('print(f"epoch {epoch}: the last', '0 and print(f"epoch {epoch}: the last'),
+    ):
+        assert written in cells
+        cells = cells.replace(written, instead)
+    return "import json\n" + cells
+
+
+def test_the_quickstarts_own_main_has_the_same_losses_wherever_it_is_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"):  # which scikit-learn would set
+        monkeypatch.setenv(name, "TRUE")
+    (tmp_path / "one.py").write_text(quickstart(16) + HEARD)
+    (tmp_path / "two.py").write_text(quickstart(8) + HEARD)
+    one = losses(launch("--cpu", "one.py", cwd=tmp_path, MPLBACKEND="agg"), 1)
+    words = ["--cpu", "--num_processes", "2", "two.py"]
+    two = losses(launch(*words, cwd=tmp_path, MPLBACKEND="agg"), 2)
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(quickstart(8), NOTEBOOK, "exec"), cell)
+    history = notebook_launcher(cell["main"], num_processes=2, device="cpu").history["loss"]
+    assert len(one) == len(two) == len(history) == 94
+    whole = slice(0, 93)  # the last 12 pictures are 8 and 4 for two: a mean of means
+    assert two[whole] == pytest.approx(one[whole], rel=1e-3)
+    assert list(history)[whole] == pytest.approx(two[whole], rel=1e-3)
+
+
 def test_what_a_launch_was_given_reaches_an_accelerator(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "from notebook_accel import Accelerator\n"
@@ -103,6 +156,22 @@ def test_what_a_launch_was_given_reaches_an_accelerator(tmp_path: Path) -> None:
     words = ["--cpu", "--gradient_accumulation_steps", "4", "--mixed_precision", "bf16"]
     done = launch(*words, "script.py", cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "4 2 bf16 1 cpu", done.stderr
+
+
+def test_what_newer_torchruns_take_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(
+        "import os, sys\nprint('apple', os.environ['RANK'], os.environ['LOCAL_RANK'], sys.argv[1:])"
+    )
+    words = ["--cpu", "--num_processes", "2", "--virtual-local-rank", "--run_path"]
+    words += ["--duplicate_stdout_filters", "apple", "--log_dir", "logs", "--tee", "3"]
+    if "--virtual-local-rank" not in get_args_parser()._option_string_actions:
+        pytest.skip("an older torch has none of them")
+    done = launch(*words, "s.py", "-x", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "apple 0 0 ['-x', '1']" in done.stdout and "apple 1 0 ['-x', '1']" in done.stdout
+    module = launch("--cpu", "--num_processes", "2", "--run_path", "-m", "timeit")
+    assert module.returncode == 2
+    assert "--run-path with timeit, which is a module" in module.stderr
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 from typing import Any
 
@@ -274,3 +275,11 @@ def test_torchs_rank_marks_are_taken_out_of_last_words() -> None:
 )
 def test_the_start_of_last_words_is_found(text: bytes, before: bytes) -> None:
     assert text[: _start_of_last_words(text)] == before
+
+
+def test_options_that_the_installed_torch_does_not_have_are_found() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nnodes")
+    words = ["--nnodes", "2", "--virtual-local-rank"]
+    assert elastic.unknown_words(words, parser) == ["--virtual-local-rank"]
+    assert elastic.unknown_words(words[:2], parser) == []

@@ -9,15 +9,18 @@ an agent that was killed (``tie``).
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 
+from notebook_accel.config.installed import version_of
 from notebook_accel.config.words import counted
 from notebook_accel.events.model import signal_name
 from notebook_accel.launch.scripts.ending import exit_code
+from notebook_accel.launch.scripts.rendezvous import RUN_PATH
 from notebook_accel.launch.scripts.tie import tied
 
 PROG = "notebook-accel launch"
@@ -40,7 +43,17 @@ def main(argv: Sequence[str]) -> int:
         logging.getLogger("torch.distributed.elastic").setLevel("ERROR")
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel("CRITICAL")
     cut = list(argv).index("--")
-    words = [*argv[:cut], "--no-python", *tied(argv[cut + 1 :])]
+    own, program = argv[:cut], argv[cut + 1 :]
+    if RUN_PATH not in own:
+        program = ["--no-python", *tied(program)]
+    if unknown := unknown_words(own, torchrun.get_args_parser()):
+        _say(
+            f"torch {version_of('torch')} has no option {', '.join(unknown)}\n"
+            "  why: options of torchrun are passed on to the torch that is installed\n"
+            "  do:  leave it out, or install a torch that has it"
+        )
+        return 2
+    words = [*own, *program]
     options = torchrun.parse_args(words)  # type: ignore[no-untyped-call]
     try:
         torchrun.run(options)  # type: ignore[no-untyped-call]
@@ -66,6 +79,12 @@ def main(argv: Sequence[str]) -> int:
         _say(f"torch's agent does not take these options: {error}")
         return 2
     return 0
+
+
+def unknown_words(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Give the options among ``words`` that ``parser`` does not have."""
+    known = parser._option_string_actions
+    return [word for word in words if word.startswith("--") and word not in known]
 
 
 def _say(text: str) -> None:

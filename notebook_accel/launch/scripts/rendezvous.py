@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from notebook_accel.launch.devices import Device
 
 _OF_TORCH = ("static", "c10d")  # the backends that need no server of somebody else's
+RUN_PATH = "--run-path"
 _LAST_PORT = 65535
 RENDEZVOUS_PORT = 29400  # torch's default, where an endpoint names none
 
@@ -34,6 +35,11 @@ class Torchrun:
     is_standalone: bool = False
     local_addr: str = ""
     others: tuple[str, ...] = ()
+
+    @property
+    def is_run_path(self) -> bool:
+        """Whether torch runs the script in the process that it starts for a rank."""
+        return RUN_PATH in self.others
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Pure: what is on this machine and in its environment was looked up before and is
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from notebook_accel.config.placement import (
 )
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.words import counted
+from notebook_accel.errors import ConfigError
 from notebook_accel.launch.addresses import LOOPBACK
 from notebook_accel.launch.scripts import outside, rendezvous
 from notebook_accel.launch.scripts.local import Local, local
@@ -196,11 +198,14 @@ def _agent(
     env: Mapping[str, str],
     threads: str,
 ) -> Way:
+    words = program.words(True)
+    if torchrun.is_run_path:
+        words = _script_alone(program)
     meeting = rendezvous.meeting(config, torchrun, place.num_ranks, here.address, here.busy_ports)
     inside = _on_loopback(here) if meeting.is_one_machine else here.interface
     return Way(
         AGENT,
-        (sys.executable, "-c", _BE_AGENT, *meeting.words, "--", *program.words(True)),
+        (sys.executable, "-c", _BE_AGENT, *meeting.words, "--", *words),
         {
             **{name: value for name, value in inside.items() if name not in here.env},
             **env,
@@ -213,3 +218,17 @@ def _agent(
         num_ranks=place.num_ranks,
         notes=(*place.notes, *_crowd(place, here), *meeting.notes),
     )
+
+
+def _script_alone(program: Program) -> tuple[str, ...]:
+    """Give the words of a script that torch runs without another interpreter.
+
+    Errors: ConfigError for what is no script.
+    """
+    if program.how != "script":
+        raise ConfigError(
+            f"{rendezvous.RUN_PATH} with {program.name}, which is a {program.how}",
+            "torch runs the file of a script by runpy then, and nothing else",
+            f"name a script, or leave {rendezvous.RUN_PATH} out",
+        )
+    return (os.path.abspath(program.name), *program.arguments)
