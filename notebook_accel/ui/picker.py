@@ -1,7 +1,7 @@
 """Pickers: choose in a cell what to train on, see what it means, and launch with it.
 
 A picker is a frozen ``State`` that picks replace, with a skin of widgets where there is a front
-end for them. What was picked survives running the cell again.
+end for them. What was picked survives running the cell again, and is nobody else's choice.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from notebook_accel.launch.machine import Machine, read_machine
 from notebook_accel.launch.timing import Timings, time_precisions
 from notebook_accel.ui.picker_state import State, check_names
 from notebook_accel.ui.picker_text import text
-from notebook_accel.ui.place import has_kernel, place
+from notebook_accel.ui.place import cell_id, has_kernel, place
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
 AnyPicker = TypeVar("AnyPicker", bound="Picker")
-# What was picked in this kernel, by kind of picker and its name: (what the cell gave, wishes).
-_kept: dict[tuple[str, str], tuple[dict[str, Any], Mapping[str, Any]]] = {}
+# What was picked in this kernel, by the picker's kind and name, its cell and what it is about:
+# (what the cell gave, wishes).
+_kept: dict[tuple[Any, ...], tuple[dict[str, Any], Mapping[str, Any]]] = {}
 
 
 class Picker:
@@ -52,7 +53,7 @@ class Picker:
         kind = type(self).__name__
         check_names(kind, self.asks, given)
         RunConfig(**{n: v for n, v in given.items() if n != "strategy"}, **about)
-        self._key = (kind, name)
+        self._key = (kind, name, cell_id(), batch_size, repr(about))
         self._given = given
         earlier, wishes = _kept.get(self._key, (given, given))
         self._skin: Any = None
@@ -259,7 +260,7 @@ def _check_batch_size(batch_size: Any) -> None:
     )
 
 
-def _restored(kind: type[Picker], key: tuple[str, str], given: Any, state: State) -> Picker:
+def _restored(kind: type[Picker], key: tuple[Any, ...], given: Any, state: State) -> Picker:
     picker = kind.__new__(kind)
     picker._key, picker._given, picker._state, picker._skin = key, given, state, None
     return picker

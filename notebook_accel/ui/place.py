@@ -46,7 +46,7 @@ def place(env: Mapping[str, str] | None = None, stream: TextIO | None = None) ->
     stream = sys.stderr if stream is None else stream
     kernel = has_kernel()
     host = _host(env, kernel)
-    from_page = kernel and _comes_from_lab()
+    from_page = kernel and cell_id() != ""
     surface: Surface = "text"
     if kernel:
         surface = "canvas" if from_page and _lab_can_draw(env) else "png"
@@ -70,18 +70,18 @@ def has_kernel() -> bool:
     return getattr(ipython(), "kernel", None) is not None
 
 
-def _comes_from_lab() -> bool:
-    """Whether the cell that runs was sent by a page of JupyterLab or Notebook 7.
+def cell_id() -> str:
+    """Which cell of its notebook runs; "" where nobody says so.
 
-    They say which cell it is; nbconvert, papermill and older pages do not.
+    Pages of JupyterLab and Notebook 7 do; nbconvert, papermill and older pages do not.
     """
     shell = ipython()
     owners: tuple[Any, ...] = (shell, getattr(shell, "kernel", None))
     for owner in owners:
         if hasattr(owner, "get_parent"):
             parent: Any = owner.get_parent()
-            return "cellId" in ((parent or {}).get("metadata") or {})
-    return False
+            return str(((parent or {}).get("metadata") or {}).get("cellId", ""))
+    return ""
 
 
 def _lab_can_draw(env: Mapping[str, str]) -> bool:

@@ -6,7 +6,7 @@ import inspect
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ipywidgets
@@ -124,6 +124,24 @@ def test_what_no_longer_fits_gives_way_to_the_newer_pick() -> None:
     ]
     picker.choose(mixed_precision="no")
     assert picker.findings == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: LaunchPicker(batch_size=32), lambda: LaunchPicker(batch_size=64)),
+        (lambda: LaunchPicker(batch_size=32), LaunchPicker),
+        (lambda: PrecisionPicker(device="cpu"), PrecisionPicker),
+        (lambda: LaunchPicker(name="a"), lambda: LaunchPicker(name="b")),
+    ],
+)
+def test_pickers_about_different_things_do_not_share_a_choice(
+    one: Callable[[], picker_module.Picker], other: Callable[[], picker_module.Picker]
+) -> None:
+    usual = other().values
+    one().choose(mixed_precision="bf16")
+    assert other().values == usual
+    assert one().values["mixed_precision"] == "bf16"
 
 
 def test_running_the_cell_again_keeps_what_was_picked() -> None:
