@@ -19,6 +19,7 @@ from notebook_accel.config.sources import ARGUMENT, Source
 from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError
 
+_NEAR = 0.86  # as alike as inductor and inducter, which no two real names are
 _NAMES_OF_GPUS = ("GPU-", "MIG-")
 _TYPES: dict[str, Any] = {
     "str": str,
@@ -86,11 +87,20 @@ def check(one: Setting, value: Any, source: Source = ARGUMENT) -> Any:
         raise _wrong_kind(one, value, source)
     if one.choices and not one.others:
         return check_choice(one.name, value, one.choices, source, one.coming)
+    if one.choices and isinstance(value, str) and _is_misspelt(value, one.choices):
+        return check_choice(one.name, value, one.choices, source, one.coming)
     if len(one.env) > 1:
         return _check_items(one, value, source)
     if one.kind in ("int", "float"):
         _check_range(one, value, source)
     return value
+
+
+def _is_misspelt(word: str, known: Sequence[Any]) -> bool:
+    """Tell whether a word that may be another's is one of ours with a slip; digits are versions."""
+    letters = {re.sub(r"\d", "", str(choice).lower()) for choice in known}
+    plain = re.sub(r"\d", "", word.lower())
+    return plain not in letters and bool(difflib.get_close_matches(plain, letters, 1, _NEAR))
 
 
 def check_choice(

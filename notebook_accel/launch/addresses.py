@@ -9,6 +9,7 @@ import struct
 import sys
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+NOT_FOUND = "{host} cannot be found from this machine: the name stands for no address here"
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
@@ -30,6 +31,15 @@ def is_number(host: str) -> bool:
     return False
 
 
+def unknown(host: str) -> str:
+    """Say that this machine cannot find ``host``, if that is so."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError):  # no address, or no name that could have one
+        return NOT_FOUND.format(host=host)
+    return ""
+
+
 def towards(host: str, port: int) -> str:
     """Give the address from which this machine reaches ``host``; "" if it does not know the way.
 
@@ -42,7 +52,7 @@ def towards(host: str, port: int) -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):
         return ""
 
 

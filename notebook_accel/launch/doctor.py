@@ -21,6 +21,7 @@ from typing import Any
 from notebook_accel.config import schema
 from notebook_accel.config.installed import version_of
 from notebook_accel.config.placement import DEFAULT_PORT
+from notebook_accel.config.variables import strangers
 from notebook_accel.config.words import counted, size
 from notebook_accel.events.lines import ipython
 from notebook_accel.launch import devices, openers, start
@@ -237,6 +238,14 @@ def leftovers(env: Mapping[str, str]) -> Iterator[Finding]:
             f"{', '.join(f'{name}={env[name]}' for name in set_here)} in the environment",
             "that is what a launched worker has: an Accelerator made here believes it is a rank",
             "unset them, unless this process was started by torchrun or a cluster",
+        )
+    for variable, near in strangers(env):
+        yield Finding(
+            NOTE,
+            "variables",
+            f"the variable {variable} is not known, and counts for nothing",
+            f"{near} is the name that settings are read from",
+            f"set {near} instead",
         )
     threads = env.get("OMP_NUM_THREADS", "")
     cores = devices.usable_cores()

@@ -94,10 +94,14 @@ _KINDS: dict[str, type[Word]] = {"start": Start, "stop": Stop, "end": End}
 class Agent:
     """The launcher's hold on the agent of this machine.
 
-    ``listener`` is the listening socket on which machine 0's agent serves the store.
+    ``listener`` is the listening socket on which machine 0's agent serves the store; ``place`` is
+    where the machines meet, as the person said it.
     """
 
-    def __init__(self, meeting: Meeting, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self, meeting: Meeting, listener: socket.socket | None = None, place: str = ""
+    ) -> None:
+        self.place = place or f"{meeting.host}:{meeting.port}"
         ours, theirs = socket.socketpair()
         self._link = ours
         self._rest = b""
@@ -170,12 +174,13 @@ class Agent:
         return f"its last words: {said or '(none)'}"
 
 
-def apart(end: End) -> LaunchError:
-    """Make the error of machines that did not come or stay together."""
+def apart(end: End, place: str) -> LaunchError:
+    """Make the error of machines that did not come or stay together at ``place``."""
     if "RendezvousTimeout" in end.why:
         return LaunchError(
-            "not all machines came to the meeting in time",
-            f"every machine must run the same cell, with the same num_nodes; torch: {end.why}",
+            f"not all machines came to the meeting at {place} in time",
+            "every machine must run the same cell, with the same num_nodes and address; torch: "
+            + end.why.strip(": "),
             "start the cell on all of them within join_timeout (rdzv_conf, 600 s by default)",
         )
     return LaunchError(

@@ -134,6 +134,7 @@ def notebook_launcher(
     }  # fmt: skip
     wanted = asked(config, arguments, env)
     settings, told = wanted.settings, wanted.config
+    preflight.refuse_inside_ranks(settings.num_nodes, os.environ)
     _check_rendezvous(told.rdzv_backend)
     with naming_the_source(told):
         placed = _placed(settings, {**os.environ, **wanted.env})

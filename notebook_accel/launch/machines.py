@@ -103,12 +103,12 @@ def together(
     if result is not None:
         return result
     if isinstance(word, End) and word.why and error is not None and is_comm_error(error):
-        raise elastic.apart(word) from error  # what a rank saw of it
+        raise elastic.apart(word, agent.place) from error  # what a rank saw of it
     if error is not None:
         raise error
     if word is None:
         raise RunInterrupted("the launch was stopped while the machines were meeting")
-    raise elastic.apart(word)
+    raise elastic.apart(word, agent.place)
 
 
 def _carry_out(attempt: Attempt) -> tuple[RunResult | None, BaseException | None]:
@@ -154,12 +154,15 @@ def same_cell(
 
     Errors: as ``together``; ConfigError when this machine cannot serve the store.
     """
+    if lost := addresses.unknown(meeting.host):
+        print(f"note: {lost}")
     with contextlib.ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         listener = None
         if meeting.backend == "static" and meeting.node_rank == 0:
             listener = stack.enter_context(listen(meeting.host, meeting.port))
-        agent = Agent(seen_from_here(meeting, listener), listener)
+        place = f"{meeting.host}:{meeting.port}"
+        agent = Agent(seen_from_here(meeting, listener), listener, place)
         stack.callback(agent.close)
         order = make_order()
         order = replace(order, env={**through(meeting), **order.env})

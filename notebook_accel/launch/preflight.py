@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from notebook_accel.config import schema
+from notebook_accel.config.placement import told_by
 from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError, LaunchError
 from notebook_accel.events import context
+from notebook_accel.events.lines import ipython
 
 
 def check_call(
@@ -40,6 +42,24 @@ def check_call(
     _check_fit(function, name, tuple(args), kwargs or {})
     schema.check("num_processes", num_processes)
     _check_env(env)
+
+
+def refuse_inside_ranks(num_nodes: int, env: Mapping[str, str]) -> None:
+    """Refuse a launch in a script whose ranks another launcher has started already.
+
+    In a kernel such variables are leftovers, and on several machines each may start its own part.
+
+    Errors: LaunchError.
+    """
+    told = told_by(env)
+    if told is None or told.size == 1 or num_nodes > 1 or ipython() is not None:
+        return
+    raise LaunchError(
+        f"rank {told.rank} of {told.size}, as {told.by} tells, tried to launch a run of its own",
+        "each of the ranks would start one, and none of these runs would know of the others",
+        "call the function itself, as main(): the ranks are there already; or start this script "
+        "as one process, by python; or unset WORLD_SIZE, if it was left here by something else",
+    )
 
 
 def called(function: Callable[..., Any]) -> str:

@@ -174,6 +174,19 @@ def test_what_newer_torchruns_take_is_passed_on(tmp_path: Path) -> None:
     assert "--run-path with timeit, which is a module" in module.stderr
 
 
+def test_a_script_that_launches_by_itself_starts_no_run_in_each_rank(tmp_path: Path) -> None:
+    """As a notebook exported with its launch: each rank once trained alone, and said nothing."""
+    (tmp_path / "s.py").write_text(
+        "from notebook_accel import Accelerator, notebook_launcher\n"
+        "def main():\n    return Accelerator().num_processes\n"
+        "print(list(notebook_launcher(main, num_processes=2, device='cpu')))\n"
+    )
+    done = launch("--cpu", "--num_processes", "2", "s.py", cwd=tmp_path)
+    assert done.returncode == 1 and "[2, 2]" not in done.stdout
+    assert "of 2, as torchrun tells, tried to launch a run of its own" in done.stderr
+    assert launch("--cpu", "s.py", cwd=tmp_path).stdout.endswith("[2, 2]\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["SLURM_PROCID SLURM_STEP_NUM_TASKS", "PMI_RANK PMI_SIZE"])
 def test_tasks_of_srun_and_mpirun_are_ranks(tmp_path: Path, names: str) -> None:

@@ -277,6 +277,13 @@ def test_the_start_of_last_words_is_found(text: bytes, before: bytes) -> None:
     assert text[: _start_of_last_words(text)] == before
 
 
+def test_a_first_machine_that_cannot_be_found_is_told_before_the_wait() -> None:
+    asked: dict[str, Any] = {"num_nodes": 2, "num_processes": 2, "master_addr": "no.such.host"}
+    notes = chosen(**asked).notes
+    assert "no.such.host cannot be found from this machine" in notes[-1]
+    assert chosen(**asked, address="10.0.0.2").notes == ()
+
+
 def test_options_that_the_installed_torch_does_not_have_are_found() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nnodes")

@@ -369,3 +369,33 @@ def test_what_a_launch_could_not_do_is_no_run_config(
         RunConfig(**settings)
     assert error.value.what.startswith(what)
     assert fix in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "meant"),
+    [
+        ("dynamo_backend", "inducter", "inductor"),
+        ("dynamo_backend", "AOT_EGER", "aot_eager"),
+        ("rdzv_backend", "statc", "static"),
+        ("log_level", "waring", "warning"),
+        ("deepspeed_multinode_launcher", "openmpii", "openmpi"),
+    ],
+)
+def test_a_slip_in_a_known_word_is_refused_where_other_words_may_be_too(
+    name: str, word: str, meant: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        RunConfig(**{name: word})
+    assert error.value.what == f"{name}={word!r} is not known"
+    assert error.value.fix == f"pass {name}={meant!r}"
+
+
+def test_other_words_are_taken_where_they_may_be() -> None:
+    for name, word in (
+        ("dynamo_backend", "torch_tensorrt"),
+        ("dynamo_backend", "INDUCTOR"),
+        ("dynamo_mode", "max-autotune-no-cudagraphs"),
+        ("parallelism_config_sp_attn_implementation", "flash_attention_4"),
+        ("rdzv_backend", "mine"),
+    ):
+        assert RunConfig(**{name: word})[name] == word

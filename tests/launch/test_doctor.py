@@ -123,3 +123,9 @@ def test_outside_of_a_notebook_no_kernel_is_spoken_of() -> None:
     (found,) = doctor.start_methods()
     assert found.what.startswith("workers start by ") and "this process" in found.what
     assert "kernel" not in found.what
+
+
+def test_a_misspelt_variable_is_a_finding() -> None:
+    (found,) = doctor.leftovers({"ACCELERATE_MIXED_PRECISON": "bf16"})
+    assert found.level == doctor.NOTE and "ACCELERATE_MIXED_PRECISON is not known" in found.what
+    assert found.fix == "set ACCELERATE_MIXED_PRECISION instead"

@@ -125,10 +125,22 @@ def test_a_machine_that_waits_for_others_can_be_stopped() -> None:
 @pytest.mark.slow
 def test_machines_that_do_not_come_are_not_waited_for_longer_than_asked() -> None:
     how = {"num_nodes": 2, "use_port": free_port(), "device": "cpu"}
-    with pytest.raises(LaunchError, match="not all machines came to the meeting in time") as caught:
+    with pytest.raises(LaunchError, match="not all machines came to the meeting at") as caught:
         notebook_launcher(meet, (), 1, rdzv_conf={"join_timeout": 2}, **how)
-    assert "RendezvousTimeoutError" in caught.value.why
+    assert caught.value.why.endswith("torch: RendezvousTimeoutError")
     assert "join_timeout" in caught.value.fix
+
+
+def test_a_first_machine_that_cannot_be_found_is_told_at_once_and_named_at_the_end(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    host = "no.such.host.invalid"
+    how = {"num_nodes": 2, "use_port": free_port(), "device": "cpu", "master_addr": host}
+    with pytest.raises(LaunchError, match=f"came to the meeting at {host}:") as caught:
+        notebook_launcher(meet, (), 1, rdzv_conf={"join_timeout": 1}, **how)
+    assert "with the same num_nodes and address" in caught.value.why
+    assert f"note: {host} cannot be found from this machine" in capfd.readouterr().out
+    assert addresses.unknown("localhost") == "" and addresses.unknown("x" * 70)
 
 
 def test_a_port_that_is_taken_is_refused_at_once() -> None:
@@ -217,7 +229,7 @@ def test_an_agent_that_dies_is_told_with_its_last_words() -> None:
     finally:
         agent.close()
     assert isinstance(word, elastic.End) and word.failed
-    error = elastic.apart(word)
+    error = elastic.apart(word, agent.place)
     assert error.what == "the machines lost each other"
     assert "its agent ended; its last words: (none)" in error.why
     assert "one of them has ended or cannot be reached" in error.fix

@@ -14,7 +14,7 @@ from notebook_accel.config.placement import Placement
 from notebook_accel.errors import ConfigError, LaunchError
 from notebook_accel.events import context
 from notebook_accel.events.emitter import Emitter
-from notebook_accel.launch.preflight import check_call
+from notebook_accel.launch.preflight import check_call, refuse_inside_ranks
 
 
 def train(model: Any, lr: float = 0.1) -> None:
@@ -158,3 +158,16 @@ def test_a_bare_number_for_args_may_have_been_the_number_of_processes() -> None:
     with pytest.raises(ConfigError, match="args is an int") as caught:
         check_call(lambda x: x, 2)
     assert "or num_processes=2, if you meant the number of processes" in caught.value.fix
+
+
+def test_a_launch_by_ranks_of_another_launcher_is_refused_and_leftovers_of_a_kernel_are_not() -> (
+    None
+):
+    ranks = {"RANK": "1", "WORLD_SIZE": "2"}
+    with pytest.raises(LaunchError) as caught:
+        refuse_inside_ranks(1, ranks)
+    assert caught.value.what.startswith("rank 1 of 2, as torchrun tells, tried to launch a run")
+    assert "call the function itself, as main()" in caught.value.fix
+    refuse_inside_ranks(2, ranks)  # one launch on each machine of several
+    refuse_inside_ranks(1, {"RANK": "0", "WORLD_SIZE": "1"})
+    refuse_inside_ranks(1, {})

@@ -11,7 +11,7 @@ from notebook_accel.config.missing import no_address
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.errors import ConfigError
-from notebook_accel.launch.addresses import is_loopback, is_number
+from notebook_accel.launch.addresses import NOT_FOUND, is_loopback, is_number
 
 if TYPE_CHECKING:
     from notebook_accel.launch.devices import Device
@@ -209,7 +209,9 @@ def machines_of(nnodes: str) -> tuple[int, int]:
 
 
 def _doubts(config: RunConfig, host: str, address: str) -> tuple[str, ...]:
-    """Note that this may not be the first machine, although nobody said that it is another."""
+    """Note that the first machine is not found, or that this is not it, though nobody said so."""
+    if not address and not is_number(host):
+        return (NOT_FOUND.format(host=host),)
     is_other = is_number(host) and address not in ("", host) and host != "localhost"
     if _says_rank(config) or config["rdzv_backend"] != "static" or not is_other:
         return ()
