@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from notebook_accel.config.adoption import adopt
 from notebook_accel.config.deepspeed_file import AUTO, HfDeepSpeedConfig
 from notebook_accel.config.resolve import resolve
-from notebook_accel.config.wishes import DDP, Strategy, check_count, check_norm, choose
+from notebook_accel.config.wishes import DDP, Strategy, check_count, check_norm, read_words
 from notebook_accel.errors import ConfigError
 
 OFFLOADS = ("none", "cpu", "nvme")
@@ -120,10 +120,10 @@ class DeepSpeed(Strategy):
 
     def _check_offload(self, what: str) -> None:
         field = f"offload_{what}"
-        place = getattr(self, field)
-        if place is None:
+        if getattr(self, field) is None:
             return
-        object.__setattr__(self, field, choose(place, field, OFFLOADS))
+        read_words(self, **{field: OFFLOADS})
+        place = getattr(self, field)
         if place == "nvme" and not getattr(self, f"{field}_path"):
             raise ConfigError(
                 f'DeepSpeed({field}="nvme") without a folder',

@@ -18,7 +18,7 @@ from notebook_accel.config.wishes import (
     check_count,
     check_fills,
     check_norm,
-    choose,
+    read_words,
 )
 from notebook_accel.errors import ConfigError
 
@@ -56,7 +56,7 @@ class Megatron(Strategy):
     layers: str = "torch"
 
     def __post_init__(self) -> None:
-        choose(self.layers, "layers", LAYERS)
+        read_words(self, layers=LAYERS)
         for name in ("tp_degree", "pp_degree", "context_parallel_size"):
             check_count("Megatron", name, getattr(self, name))
         if self.num_micro_batches is not None:

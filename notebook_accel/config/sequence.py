@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 
 from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.filling import fill
-from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel, check_count, choose
+from notebook_accel.config.wishes import (
+    DDP,
+    FSDP,
+    Strategy,
+    TensorParallel,
+    check_count,
+    choose,
+    read_words,
+)
 from notebook_accel.errors import ConfigError
 
 # How attention sees the whole sequence, and where sequences are cut.
@@ -55,8 +63,7 @@ class SequenceParallel(Strategy):
         return self.data.says()
 
     def __post_init__(self) -> None:
-        choose(self.exchange, "exchange", EXCHANGES)
-        choose(self.cut, "cut", CUTS)
+        read_words(self, exchange=EXCHANGES, cut=CUTS)
         check_count("SequenceParallel", "size", self.size)
         if not isinstance(self.data, (DDP, FSDP, DeepSpeed, TensorParallel)):
             raise ConfigError(

@@ -6,7 +6,7 @@ None is for ``strategies.registry.build`` to decide: one device, or data paralle
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 from notebook_accel.config.adoption import adopt
@@ -84,9 +84,10 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
 
     Errors: ConfigError for two that exclude each other, and for what is none.
     """
+    refuse_class(ways.strategy)
+    refuse_name(ways.strategy)
+    ways = _under_own_names(ways)
     strategy, axes = ways.strategy, ways.axes
-    refuse_class(strategy)
-    refuse_name(strategy)
     if isinstance(strategy, str):
         check(SETTINGS["strategy"], strategy)
     name, plugin = _given(ways.plugins)
@@ -119,6 +120,42 @@ def refuse_name(strategy: Any) -> None:
             "it is asked for by a value that says it; words are for strategies of all ranks",
             f"write strategy={_NO_WORDS[strategy]}",
         )
+
+
+def wish_of(strategy: Any) -> Strategy | str | None:
+    """Give what a launch's ``strategy`` asks for; a plugin asks for its wish.
+
+    Errors: ConfigError for what is none.
+    """
+    if strategy is None or isinstance(strategy, (Strategy, str)):
+        return strategy
+    return _adopted(_argument_of(strategy), strategy).wish()
+
+
+def _under_own_names(ways: Ways) -> Ways:
+    """Take a plugin or axes that were passed as ``strategy`` as the arguments that they are."""
+    strategy = ways.strategy
+    if strategy is None or isinstance(strategy, (Strategy, str)):
+        return ways
+    if isinstance(ours := adopt(strategy, ParallelismConfig), ParallelismConfig):
+        if ways.axes is not None:
+            raise _two("strategy=ParallelismConfig(...)", "parallelism_config")
+        return replace(ways, strategy=None, axes=ours)
+    name = _argument_of(strategy)
+    if ways.plugins.get(name) is not None:
+        raise _two(f"strategy={type(strategy).__name__}(...)", name)
+    return replace(ways, strategy=None, plugins={**ways.plugins, name: strategy})
+
+
+def _argument_of(plugin: Any) -> str:
+    for name, face in FACES.items():
+        if isinstance(adopt(plugin, face.kind), face.kind):
+            return name
+    raise ConfigError(
+        f"strategy={plugin!r:.80} is no strategy",
+        "it says how models lie across ranks: a word, a wish such as FSDP(), or a plugin",
+        'write, for example, strategy="fsdp" or strategy=FSDP(replicas=2)',
+    )
 
 
 def settled(asked: RunConfig, wish: Strategy | None) -> RunConfig:

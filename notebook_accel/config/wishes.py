@@ -76,8 +76,7 @@ class DDP(Strategy):
     comm_state_option: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        choose(self.comm_hook, "comm_hook", COMM_HOOKS)
-        choose(self.comm_wrapper, "comm_wrapper", COMM_WRAPPERS)
+        read_words(self, comm_hook=COMM_HOOKS, comm_wrapper=COMM_WRAPPERS)
 
 
 @dataclass(frozen=True)
@@ -122,11 +121,11 @@ class FSDP(Strategy):
 
     def __post_init__(self) -> None:
         if not callable(self.auto_wrap_policy):
-            choose(self.auto_wrap_policy, "auto_wrap_policy", WRAP_POLICIES)
-        choose(self.state_dict_type, "state_dict_type", STATE_DICT_TYPES)
+            read_words(self, auto_wrap_policy=WRAP_POLICIES)
+        read_words(self, state_dict_type=STATE_DICT_TYPES)
         for name in ("param_dtype", "reduce_dtype", "output_dtype"):
             if getattr(self, name) is not None:
-                choose(getattr(self, name), name, SHARD_DTYPES)
+                read_words(self, **{name: SHARD_DTYPES})
         if self.replicas != "machines":
             check_count("FSDP", "replicas", self.replicas)
         check_count("FSDP", "min_num_params", self.min_num_params, least=0)
@@ -184,7 +183,7 @@ class Pipeline(Strategy):
     inside: Strategy = field(default_factory=DDP)
 
     def __post_init__(self) -> None:
-        choose(self.schedule, "schedule", SCHEDULES)
+        read_words(self, schedule=SCHEDULES)
         check_count("Pipeline", "stages", self.stages)
         check_count("Pipeline", "stages_per_rank", self.stages_per_rank)
         if self.num_microbatches is not None:
@@ -285,6 +284,15 @@ def check_norm(owner: str, name: str, value: Any) -> None:
             "it is the largest norm of the gradients of an update",
             f"write {name}=1.0, or leave it out",
         )
+
+
+def read_words(wish: Strategy, **choices: Iterable[str]) -> None:
+    """Let fields of a frozen ``wish`` be the words that ``choose`` reads of what was written.
+
+    Errors: ConfigError listing them.
+    """
+    for name, words in choices.items():
+        object.__setattr__(wish, name, choose(getattr(wish, name), name, words))
 
 
 def choose(value: Any, name: str, choices: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.schema import LaunchSettings, check
 from notebook_accel.config.settings import by_variable
 from notebook_accel.config.store import ConfigFile, read
-from notebook_accel.config.strategy import refuse_name
+from notebook_accel.config.strategy import refuse_name, wish_of
 from notebook_accel.config.wishes import Strategy, refuse_class
 from notebook_accel.errors import ConfigError, NotHere
 from notebook_accel.launch.notes import notes
@@ -63,6 +63,7 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
     wish = arguments.get("strategy") or getattr(config, "wish", None)
     refuse_class(wish)
     refuse_name(wish)
+    wish = wish_of(wish)
     if isinstance(wish, Strategy):  # a word is a setting like others; a wish is more than that
         arguments = {**arguments, "strategy": None}
     around = {**os.environ, **env}
