@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from notebook_accel.cli.parsing import both_spellings
-from notebook_accel.config import absent, fp8, show, store
+from notebook_accel.cli.parsing import Parser, both_spellings
+from notebook_accel.config import absent, accelerates, fp8, show, store
 from notebook_accel.config.missing import refuse_missing_files
 from notebook_accel.config.options import add_options, chosen
 from notebook_accel.config.resolve import RunConfig, resolve
@@ -45,6 +45,12 @@ _DETAILS = (
     *("torch_device", "log_level", "enable_rich", "init_include_buffers", "bypass_device_map"),
     *("allow_cp_standalone", "main_training_function", "same_network", "enable_cpu_affinity"),
 )
+# Options that Accelerate had once.
+_ANSWERS = {
+    "--fp16": "write --mixed_precision fp16",
+    "--bf16": "write --mixed_precision bf16",
+    **dict.fromkeys(("--ipex", "--use_ipex"), f"leave it out. {accelerates.DROPPED['ipex']}"),
+}
 # Torchrun's own options that are passed on to its agent as they are: name -> help.
 _PASSED_ON = {
     "redirects": "which streams go to files only, as --tee says it",
@@ -73,7 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     words = parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     words.required = False
     add = parser.add_argument
-    add("--help_all", action="help", help="list every option: FSDP, DeepSpeed, ...")
+    add("--help_all", action=_HelpAll, nargs=0, help="list every option: FSDP, DeepSpeed, ...")
     add("-m", "--module", action="store_true", help="SCRIPT is a module, as in python -m")
     add("--no_python", action="store_true", help="SCRIPT is a program that Python does not run")
     add("--config_file", metavar="PATH", help="settings, ours or Accelerate's; default: yours")
@@ -82,6 +88,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     _declare_torchruns(parser.add_argument_group("As torchrun takes them"))
     _fold(parser)
+    if isinstance(parser, Parser):
+        parser.answers = _ANSWERS
 
 
 def _declare_torchruns(group: argparse._ArgumentGroup) -> None:
@@ -231,14 +239,26 @@ def _formatter(base: Any) -> Any:
     return Examples
 
 
+class _HelpAll(argparse.Action):
+    """Print the help with what ``_fold`` took out of it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        for action, help in self.const.items():
+            action.help = help
+        parser.print_help()
+        parser.exit()
+
+
 def _fold(parser: argparse.ArgumentParser) -> None:
     """Keep the help short: options of a kind that few need are listed by --help_all only."""
-    if "--help_all" in sys.argv or "--help-all" in sys.argv:
-        return
     titles = {SECTIONS[name] for name in SECTIONS if name not in _SHOWN}
     hidden = {f"setting:{name}" for name in (*_OF_NOTEBOOKS, *_DETAILS)}
     hidden |= {*_PASSED_ON, *_PASSED_ON_ALONE}
+    folded: dict[argparse.Action, str | None] = {}
     for group in parser._action_groups:
         for action in group._group_actions:
-            if group.title in titles or action.dest in hidden:
+            if isinstance(action, _HelpAll):
+                action.const = folded
+            elif group.title in titles or action.dest in hidden:
+                folded[action] = action.help
                 action.help = argparse.SUPPRESS

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 _WIDTH = 80
@@ -66,6 +66,8 @@ class Help(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser that takes --an_option and --an-option alike and proposes what was meant."""
 
+    answers: Mapping[str, str] = {}  # to words of other programs: what is said instead of a guess
+
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", Help)
         super().__init__(allow_abbrev=False, **options)
@@ -92,6 +94,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n  do:  {self.prog} --help lists the options\n")
 
     def _nearest(self, word: str) -> str:
+        if word in self.answers:
+            return f": {self.answers[word]}"
         known = [name for parser in parsers(self) for name in parser._option_string_actions]
         return did_you_mean(word.partition("=")[0], known)
 

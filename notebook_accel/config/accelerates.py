@@ -33,6 +33,9 @@ WORLDS: Mapping[str, Mapping[str, str]] = {
     "DATA_PARALLEL": {"sagemaker_distributed_type": "DATA_PARALLEL"},
     "MODEL_PARALLEL": {"sagemaker_distributed_type": "MODEL_PARALLEL"},
 }
+# What older versions of Accelerate had, and why nothing replaces it.
+_IPEX = "Intel's extension of torch has ended: what it did on CPUs, torch itself does now"
+DROPPED: Mapping[str, str] = {"ipex_config": _IPEX, "ipex": _IPEX, "use_ipex": _IPEX}
 _NO_WORLD = ("", "NONE", *(word.upper() for word in NO))
 # Keys at the top level of DeepSpeed's own files, which none of ours has.
 DEEPSPEEDS = frozenset(

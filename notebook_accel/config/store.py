@@ -134,9 +134,6 @@ def _judge(path: Path) -> tuple[ConfigFile, list[ConfigError]]:
                 _add(path, found, name, value, entry)
         except ConfigError as error:
             wrong.append(error)
-    axis = next((e for name, (_, e) in found.items() if name.startswith(_AXES)), None)
-    if axis is not None:  # whoever gives sizes wants them, unless the file says otherwise
-        found.setdefault(_USE_AXES, (True, axis))
     values = {name: value for name, (value, _) in found.items()}
     lines = {name: entry.line for name, (_, entry) in found.items()}
     return ConfigFile(path, values, lines), wrong
@@ -187,6 +184,8 @@ def _spellings(block: str, inside: str) -> list[str]:
 
 
 def _unknown_block(path: Path, entry: Entry, block: str) -> ConfigError:
+    if block in accelerates.DROPPED:
+        return _dropped(path, entry, block)
     near = nearest(block, _PREFIXES)
     return ConfigError(
         f"{path}, line {entry.line}: there are no settings in a block {block}",
@@ -195,7 +194,17 @@ def _unknown_block(path: Path, entry: Entry, block: str) -> ConfigError:
     )
 
 
+def _dropped(path: Path, entry: Entry, key: str) -> ConfigError:
+    return ConfigError(
+        f"{path}, line {entry.line}: {key} is of an older Accelerate",
+        accelerates.DROPPED[key],
+        f"delete {key} with all below it",
+    )
+
+
 def _unknown_key(path: Path, entry: Entry, block: str, inside: str) -> ConfigError:
+    if not block and inside in accelerates.DROPPED:
+        return _dropped(path, entry, inside)
     known = _keys_of(block)
     near = nearest(inside, known) or nearest(_PREFIXES.get(block, "") + inside, known)
     if not near and (elsewhere := nearest(inside, _all_keys())):

@@ -98,7 +98,7 @@ def _attribute(module: Any, name: str, home: str) -> Callable[[], Any]:
     ]
     raise ConfigError(
         f"{home} has no function or class {name!r}" if name else f"{home}: which model?",
-        f"it has {', '.join(made_here[:8]) or 'none'}",
+        f"it has {', '.join(made_here[:8])}" if made_here else "nothing is defined in it",
         f"write {home}:{made_here[0] if made_here else 'function'}, which takes no arguments and "
         "returns the model, or (model, example input)",
     )

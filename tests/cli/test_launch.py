@@ -112,14 +112,23 @@ def test_a_misspelt_option_is_answered_with_the_nearest(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["nowhere.py"], "there is no script 'nowhere.py'"),
+        (["a.yaml"], "write notebook-accel launch --config_file a.yaml script.py"),
+        (["x.sh"], "write notebook-accel launch --no_python ./x.sh"),
+        (["ruby", "x.py"], "#!/usr/bin/env ruby says which program it is for"),
+        (["--fp16", "x.py"], "unknown option --fp16: write --mixed_precision fp16"),
+        (["--ipex", "x.py"], "unknown option --ipex: leave it out. Intel's extension of torch"),
         (["--no_python", "no-such-program"], "there is no program 'no-such-program'"),
         (["-m", "--no_python", "x"], "-m and --no_python are both given"),
         (["--timeout_s", "3", "x.py"], "--timeout_s is no option of a launch"),
         (["--nnodes", "two", "x.py"], "--nnodes two is no count of machines"),
     ],
 )
-def test_what_cannot_be_run_is_an_error_of_use(words: list[str], said: str) -> None:
-    done = launch("--cpu", *words)
+def test_what_cannot_be_run_is_an_error_of_use(tmp_path: Path, words: list[str], said: str) -> None:
+    write(tmp_path, "device: cpu", "a.yaml")
+    write(tmp_path, "#!/bin/sh", "x.sh")
+    write(tmp_path, "#!/usr/bin/env ruby", "ruby")
+    write(tmp_path, "#!/usr/bin/env python3", "x.py")
+    done = launch("--cpu", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr and "do:" in done.stderr
 

@@ -160,3 +160,18 @@ def test_writing_leaves_the_old_file_or_the_new_one_and_nothing_beside(tmp_path:
     assert [one.name for one in tmp_path.iterdir()] == ["config.yaml"]
     assert read(path).values == {"num_processes": 3}
     assert read(path).lines == {"num_processes": 1}
+
+
+def test_what_accelerate_has_dropped_is_named_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("ipex_config:\n  ipex: true\n")
+    with pytest.raises(ConfigError) as error:
+        read(path)
+    assert "ipex" in error.value.what and "is of an older Accelerate" in error.value.what
+    assert "torch itself does now" in error.value.why and "delete" in error.value.fix
+
+
+def test_a_block_of_axes_of_one_rank_asks_for_none(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("num_processes: 4\nparallelism_config:\n  tp_size: 1\n")
+    assert not config_of(path).use_parallelism_config

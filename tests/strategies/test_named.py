@@ -29,6 +29,7 @@ def test_functions_in_files_and_modules_name_models(
         "def odd(): return 7\n"
         "def peeks(): return nn.Linear(int(torch.ones(1).item()), 2)\n"
     )
+    (tmp_path / "empty.py").write_text("")
     assert told("nets.py:make", [10])["sizes"]["activations"] == 4 * 4 * 10
     assert told("nets:make")["sizes"]["num_parameters"] == 22
     assert told("torch.nn:Identity")["sizes"]["num_parameters"] == 0
@@ -39,6 +40,7 @@ def test_functions_in_files_and_modules_name_models(
     for name, said in {
         "nets.py": "nets.py: which model\\?(.|\n)*it has make, both",
         "nets.py:mak": "nets.py has no function or class 'mak'(.|\n)*nets.py:make",
+        "empty.py:make": "no function or class 'make'(.|\n)*why: nothing is defined in it",
         "absent.py:make": "there is no file absent.py",
         "absent_module:make": "there is no module absent_module",
         "nets.py:needy": "nets.py:needy cannot be called without arguments",

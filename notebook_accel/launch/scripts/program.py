@@ -11,6 +11,9 @@ from typing import Literal
 
 from notebook_accel.errors import ConfigError, LaunchError
 
+_SETTINGS = (".yaml", ".yml", ".json")
+_SHELLS = (".sh", ".bash", ".zsh")
+
 
 @dataclass(frozen=True)
 class Program:
@@ -66,7 +69,28 @@ def program(words: Sequence[str], is_module: bool, is_no_python: bool) -> Progra
             f"it is looked for from {os.getcwd()}",
             "give the path of a file; a module is launched by -m, another program by --no_python",
         )
+    _refuse_others(name)
     return Program("script", name, tuple(arguments))
+
+
+def _refuse_others(name: str) -> None:
+    """Refuse a file that Python would read as a script, and that is none."""
+    if name.endswith(_SETTINGS):
+        raise ConfigError(
+            f"{name} is no Python script",
+            "the first word that is no option is the script, and this looks like settings",
+            f"write notebook-accel launch --config_file {name} script.py",
+        )
+    with open(name, "rb") as file:
+        first = file.readline(200)
+    if name.endswith(_SHELLS) or (first.startswith(b"#!") and b"python" not in first):
+        other = first.decode("utf-8", "replace").strip() or "its name"
+        path = name if os.path.dirname(name) else os.path.join(".", name)
+        raise ConfigError(
+            f"{name} is no Python script",
+            f"{other} says which program it is for, and a launch runs Python without --no_python",
+            f"write notebook-accel launch --no_python {path}",
+        )
 
 
 def does_not_start(name: str, error: OSError) -> LaunchError:
