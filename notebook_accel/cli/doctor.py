@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from notebook_accel.cli.child import call
 from notebook_accel.cli.parsing import count
 from notebook_accel.launch.doctor import Diagnosis, as_data, examine, holders, kernel
-from notebook_accel.launch.trial import Trial
+from notebook_accel.launch.trial import Trial, Wanted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +35,8 @@ def run(options: argparse.Namespace) -> int:
     return 0 if diagnosis.healthy else 1
 
 
-def _in_a_child(num_ranks: int, device: str, start_method: str) -> Trial:
-    told: dict[str, Any] = call(
-        "notebook_accel.launch.trial:ask_child",
-        num_ranks=num_ranks,
-        device=device,
-        start_method=start_method,
-    )
-    return Trial(**told)
+def _in_a_child(wanted: Sequence[Wanted]) -> list[Trial]:
+    """Make all trials in one process, which imports torch once."""
+    plain = [dict(vars(one)) for one in wanted]
+    told: list[dict[str, Any]] = call("notebook_accel.launch.trial:ask_child", wanted=plain)
+    return [Trial(**one) for one in told]

@@ -13,7 +13,7 @@ import shutil
 import socket
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from notebook_accel.config.variables import strangers
 from notebook_accel.config.words import counted, size
 from notebook_accel.events.lines import ipython
 from notebook_accel.launch import devices, openers, start
-from notebook_accel.launch.trial import Trial, too_many, try_ranks
+from notebook_accel.launch.trial import Trial, Wanted, too_many, try_all
 
 GOOD, NOTE, BAD = "ok", "note", "bad"
 _SHM_BYTES = 512 * 2**20
 _FILES = 1024
+_NOTABLE_S = 1.0
 _WIDTH = 80
 _WORKER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
@@ -80,11 +81,14 @@ def doctor(num_processes: int = 2) -> Diagnosis:
     Errors: ConfigError for a number of processes that cannot be.
     """
     schema.check("num_processes", num_processes)
-    return examine(num_processes, try_ranks)
+    return examine(num_processes, try_all)
 
 
-def examine(num_processes: int, attempt: Callable[[int, str, str], Trial]) -> Diagnosis:
-    """Collect all findings about this process; ``attempt`` makes a trial run."""
+Attempts = Callable[[Sequence[Wanted]], Iterable[Trial]]
+
+
+def examine(num_processes: int, attempts: Attempts) -> Diagnosis:
+    """Collect all findings about this process; ``attempts`` makes trial runs."""
     env = dict(os.environ)
     found = devices.accelerators()
     findings = [
@@ -95,7 +99,7 @@ def examine(num_processes: int, attempt: Callable[[int, str, str], Trial]) -> Di
         *shared_memory(),
         *limits(),
         *ports(),
-        *trials(num_processes, len(found), attempt),
+        *trials(num_processes, len(found), attempts),
     ]
     return Diagnosis(tuple(findings), num_processes)
 
@@ -333,9 +337,7 @@ def _can_listen(port: int) -> bool:
 # ── trying it ─────────────────────────────────────────────────────────────────────────────────
 
 
-def trials(
-    num_processes: int, num_devices: int, attempt: Callable[[int, str, str], Trial]
-) -> Iterator[Finding]:
+def trials(num_processes: int, num_devices: int, attempts: Attempts) -> Iterator[Finding]:
     """Start ranks on the CPU (gloo), and on the accelerators if there are any (nccl).
 
     More than a machine of these cores can serve are not tried.
@@ -344,22 +346,22 @@ def trials(
     if crowd is not None:
         yield Finding(BAD, "cores", crowd.what, crowd.why, crowd.fix)
         return
-    yield trial_finding("gloo", attempt(num_processes, "cpu", "auto"))
+    wanted = {"gloo": Wanted(num_processes)}
     if sys.platform == "linux":
-        yield trial_finding("forkserver", attempt(num_processes, "cpu", "forkserver"))
+        wanted["forkserver"] = Wanted(num_processes, start_method="forkserver")
     if num_devices:
-        ranks = min(num_processes, num_devices)
-        yield trial_finding("nccl", attempt(ranks, "auto", "auto"))
+        wanted["nccl"] = Wanted(min(num_processes, num_devices), "auto")
+    for topic, trial in zip(wanted, attempts(list(wanted.values())), strict=True):
+        yield trial_finding(topic, trial)
 
 
 def trial_finding(topic: str, trial: Trial) -> Finding:
     """Say how a trial went."""
     if not trial.error:
-        return Finding(
-            GOOD,
-            topic,
-            f"{_ranks(trial)}, started by {trial.method}, added up in {trial.took_s:.1f} s",
-        )
+        said = f"{_ranks(trial)}, started by {trial.method}, added up in {trial.took_s:.1f} s"
+        if trial.waited_s >= _NOTABLE_S:
+            said += f"; the first launch waits {trial.waited_s:.0f} s for its imports"
+        return Finding(GOOD, topic, said)
     return Finding(
         BAD,
         topic,

@@ -72,14 +72,12 @@ def plan(
             notes.append(f"{_have(chosen)}: {num_ranks} ranks run on the CPU")
         chosen = []
     used = chosen[:num_ranks]
-    if not used and num_ranks > num_cores:
-        cores = counted(num_cores, "core")
-        notes.append(f"{num_ranks} ranks share {cores}: they take turns")
+    notes += [] if used else crowd(num_ranks, num_cores)
     return LaunchPlan(
         _placements(used, num_ranks, node_rank, num_nodes),
         max(1, num_cores // num_ranks),
         env,
-        _device_words(used, num_ranks),
+        device_words(used, num_ranks),
         tuple(notes),
     )
 
@@ -183,7 +181,14 @@ def _placements(
     )
 
 
-def _device_words(used: Sequence[Device], num_ranks: int) -> str:
+def crowd(num_ranks: int, num_cores: int) -> list[str]:
+    """Note more ranks on the CPU than it has cores, if that is so."""
+    if num_ranks <= num_cores:
+        return []
+    return [f"{num_ranks} ranks share {counted(num_cores, 'core')}: they take turns"]
+
+
+def device_words(used: Sequence[Device], num_ranks: int) -> str:
     """Say it as a person would: "2 x Tesla T4", "1 CPU process"."""
     if not used:
         return counted(num_ranks, "CPU process", "CPU processes")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from notebook_accel.config.words import counted, ranks
 from notebook_accel.errors import ConfigError, Explained
-from notebook_accel.launch import devices
+from notebook_accel.launch import devices, forkserver
 from notebook_accel.launch.plan import plan
 from notebook_accel.launch.quiet import quiet_attempt
 from notebook_accel.launch.run import Interrupts
@@ -21,7 +23,8 @@ _MOST_A_CORE = 4
 class Trial:
     """How a trial went; ``error`` is empty when every rank had the right sum.
 
-    Units: ``took_s`` from the start of the workers to the end of the last one.
+    Units: ``took_s`` from the start of the workers to the end of the last one; ``waited_s`` before
+        that, for what they start from (the first launch from a forkserver waits for its imports).
     """
 
     method: str
@@ -30,6 +33,27 @@ class Trial:
     took_s: float = 0.0
     error: str = ""
     why: str = ""
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A trial to make."""
+
+    num_ranks: int
+    device: str = "cpu"
+    start_method: str = "auto"
+
+
+def try_all(wanted: Sequence[Wanted]) -> Iterator[Trial]:
+    """Make one trial after the other, while the forkserver imports what the later ones need.
+
+    Ranks: called in the notebook's own process. Nothing is printed.
+    """
+    if any(one.start_method == "forkserver" for one in wanted):
+        forkserver.running()
+    for one in wanted:
+        yield try_ranks(one.num_ranks, one.device, one.start_method)
 
 
 def try_ranks(num_ranks: int, device: str = "cpu", start_method: str = "auto") -> Trial:
@@ -39,6 +63,7 @@ def try_ranks(num_ranks: int, device: str = "cpu", start_method: str = "auto") -
     """
     found = devices.accelerators() if device != "cpu" else []
     placed = plan(num_ranks, device, found, devices.usable_cores())
+    began = time.monotonic()
     try:
         attempt = quiet_attempt(_add_up, (), placed, start_method, TIMEOUT_S, Interrupts())
         result = attempt.go()
@@ -51,7 +76,8 @@ def try_ranks(num_ranks: int, device: str = "cpu", start_method: str = "auto") -
     wrong = [rank for rank, value in enumerate(result.values) if value != num_ranks]
     said = f"{ranks(wrong)} had another sum than {num_ranks}" if wrong else ""
     method = attempt.order.choice.method
-    return Trial(method, placed.device_words, num_ranks, result.duration_s, said)
+    waited_s = max(0.0, time.monotonic() - began - result.duration_s)
+    return Trial(method, placed.device_words, num_ranks, result.duration_s, said, waited_s=waited_s)
 
 
 def too_many(num_ranks: int, num_cores: int) -> ConfigError | None:
@@ -65,9 +91,9 @@ def too_many(num_ranks: int, num_cores: int) -> ConfigError | None:
     )
 
 
-def ask_child(num_ranks: int, device: str, start_method: str) -> dict[str, Any]:
-    """Make a trial in this process and give it as plain data, for a process that asks another."""
-    return dict(vars(try_ranks(num_ranks, device, start_method)))
+def ask_child(wanted: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Make trials in this process and give them as plain data, for a process that asks another."""
+    return [dict(vars(trial)) for trial in try_all([Wanted(**one) for one in wanted])]
 
 
 def _add_up() -> int:

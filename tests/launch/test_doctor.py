@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import notebook_accel
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch import doctor
-from notebook_accel.launch.trial import Trial, too_many, try_ranks
+from notebook_accel.launch.trial import Trial, Wanted, ask_child, too_many, try_ranks
 
 
 def test_the_doctor_starts_ranks_by_each_method_and_says_how_long_it_took() -> None:
@@ -103,10 +104,10 @@ def test_diagnoses_are_plain_data_too() -> None:
 
 
 def test_more_processes_than_the_cores_can_serve_are_not_tried() -> None:
-    def attempt(num_ranks: int, device: str, start_method: str) -> Trial:
-        raise AssertionError("it was tried")
+    def attempts(wanted: Sequence[Wanted]) -> list[Trial]:
+        raise AssertionError("they were tried")
 
-    (found,) = doctor.trials(100_000, 0, attempt)
+    (found,) = doctor.trials(100_000, 0, attempts)
     assert (found.level, found.topic) == (doctor.BAD, "cores")
     assert "100000 processes on" in found.what and "not tried" in found.what
     assert found.why and "or fewer" in found.fix
@@ -123,6 +124,25 @@ def test_outside_of_a_notebook_no_kernel_is_spoken_of() -> None:
     (found,) = doctor.start_methods()
     assert found.what.startswith("workers start by ") and "this process" in found.what
     assert "kernel" not in found.what
+
+
+def test_a_finding_tells_the_wait_of_a_first_launch_apart_from_the_run() -> None:
+    trial = Trial("forkserver", "2 CPU processes", 2, took_s=0.52, waited_s=4.1)
+    said = doctor.trial_finding("forkserver", trial).what
+    assert said.endswith("added up in 0.5 s; the first launch waits 4 s for its imports")
+    quick = Trial("fork", "2 CPU processes", 2, took_s=0.52, waited_s=0.1)
+    assert doctor.trial_finding("gloo", quick).what.endswith("added up in 0.5 s")
+
+
+def test_all_trials_are_made_by_one_process() -> None:
+    asked: list[int] = []
+
+    def attempts(wanted: Sequence[Wanted]) -> list[Trial]:
+        asked.append(len(wanted))
+        return [Trial(**one) for one in ask_child([dict(vars(one)) for one in wanted])]
+
+    found = list(doctor.trials(2, 0, attempts))
+    assert asked == [len(found)] and all(one.level == doctor.GOOD for one in found), found
 
 
 def test_a_misspelt_variable_is_a_finding() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
+from notebook_accel.launch.plan import device_words
 
 if TYPE_CHECKING:
     from notebook_accel.launch.devices import Device
@@ -66,7 +67,7 @@ def local(
     return Local(
         num_ranks,
         used[0].kind if used else "cpu",
-        _words(used, num_ranks),
+        device_words(used, num_ranks),
         visible,
         tuple(notes),
     )
@@ -112,11 +113,3 @@ def _no_mps(wanted: int | None) -> ConfigError:
         "MPS exists on Macs with Apple silicon, and one process uses it",
         "leave --device out, or write --cpu",
     )
-
-
-def _words(used: Sequence[Device], num_ranks: int) -> str:
-    """Say it as a person would: "2 x Tesla T4", "1 CPU process"."""
-    if not used:
-        return counted(num_ranks, "CPU process", "CPU processes")
-    names = Counter(one.name for one in used)
-    return " + ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())

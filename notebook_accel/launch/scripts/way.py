@@ -22,6 +22,7 @@ from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.addresses import LOOPBACK
+from notebook_accel.launch.plan import crowd
 from notebook_accel.launch.scripts import outside, rendezvous
 from notebook_accel.launch.scripts.local import Local, local
 from notebook_accel.launch.scripts.program import Program
@@ -176,10 +177,7 @@ def _environment(config: RunConfig, place: Local, here: Here) -> tuple[dict[str,
 
 
 def _crowd(place: Local, here: Here) -> tuple[str, ...]:
-    if place.kind != "cpu" or place.num_ranks <= here.num_cores:
-        return ()
-    cores = counted(here.num_cores, "core")
-    return (f"{place.num_ranks} ranks share {cores}: they take turns",)
+    return tuple(crowd(place.num_ranks, here.num_cores)) if place.kind == "cpu" else ()
 
 
 def _on_loopback(here: Here) -> dict[str, str]:
