@@ -109,12 +109,6 @@ class RuntimeMisuse(Explained, RuntimeError):
     """The training loop calls something in a way that cannot be right."""
 
 
-def needs(kind: type | tuple[type, ...], value: Any, call: str, why: str, fix: str) -> None:
-    """Refuse a ``value`` that is no ``kind``, where ``call`` of a training loop needs one."""
-    if not isinstance(value, kind):
-        raise RuntimeMisuse(f"{call} got a {type(value).__name__}", why, fix)
-
-
 class DistributedOperationException(RuntimeMisuse):
     """Ranks came to one collective with tensors that do not fit together; found in debug mode."""
 

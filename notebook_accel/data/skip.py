@@ -9,9 +9,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from notebook_accel.config.misuse import needs
 from notebook_accel.data.loader import PreparedLoader
 from notebook_accel.data.stream import SkippedStream
-from notebook_accel.errors import ConfigError, needs
+from notebook_accel.errors import ConfigError
 
 
 class SkippedBatches:

@@ -31,12 +31,13 @@ from notebook_accel.config.handlers import (
     KwargsHandler,
 )
 from notebook_accel.config.loading import DataLoaderConfiguration
+from notebook_accel.config.misuse import needs
 from notebook_accel.config.parallelism import ParallelismConfig
 from notebook_accel.config.project import ProjectConfiguration
 from notebook_accel.config.strategy import Ways, chosen_strategy, settled
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.data.loader import cannot_travel
-from notebook_accel.errors import ConfigError, needs
+from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.accumulation import Accumulation, Seed, models_of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from notebook_accel.errors import needs
+from notebook_accel.config.misuse import needs
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.strategies.base import Engine
 

@@ -17,7 +17,7 @@ from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.events import rails
 from notebook_accel.events.lines import persons_frame
 from notebook_accel.runtime.clock import Clock
-from notebook_accel.strategies.base import Engine
+from notebook_accel.strategies.base import Engine, parameters_of
 
 NUM_LOOKS = 4
 _NAME = "unprepared-optimizer"
@@ -61,10 +61,11 @@ class Forgotten:
         return {id(p) for o in self._every.optimizers for p in self._engine.trained(o.inner)}
 
     def _look(self, optimizer: Optimizer) -> None:
-        given = [one for group in optimizer.param_groups for one in group["params"]]
         mine = {id(p) for model in self._every.models for p in model.parameters()}
         known = self._known()
-        held = {id(one) for one in self._engine.current(given) if one.requires_grad} & mine
+        held = {
+            id(one) for one in self._engine.current(parameters_of(optimizer)) if one.requires_grad
+        } & mine
         if not held - known:
             return
         self._left -= 1

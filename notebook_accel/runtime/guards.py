@@ -94,7 +94,7 @@ class Guards:
         """Look at the first steps for an optimizer that was not prepared, where that is wrong."""
         if self._forgotten is not None:
             self._may_be_forgotten = not self._forgotten.is_over()
-        elif self._every is not None and (self._engine.scales or self._clock.num_steps > 1):
+        elif self._every is not None:
             self._forgotten = Forgotten(self._engine, self._clock, self._every)
 
     def _check_alone(self, person: FrameType | None) -> None:
@@ -185,7 +185,7 @@ def check_pinned(loader: PreparedLoader, person: FrameType | None) -> None:
 
 def mark_wrapped(model: nn.Module) -> None:
     """Let a wrapped model, and its state dict, warn when somebody pickles them."""
-    mark = _Mark()
+    mark = _Mark(*_WRAPPED)
     vars(model)["_saved_by_mistake"] = mark
     mark_states(model, mark)
 
@@ -199,6 +199,10 @@ def mark_states(model: nn.Module, mark: _Mark) -> None:
     model._register_state_dict_hook(Hook(put_mark))  # type: ignore[no-untyped-call]
 
 
+_WRAPPED = (
+    "a wrapped model is saved",
+    "its keys begin with 'module.', and a plain model does not know them",
+)
 _IN_PARTS = (
     "the state of a model in parts is saved",
     "each rank holds a part of it, and the file gets this rank's alone",
@@ -208,10 +212,10 @@ _IN_PARTS = (
 class _Mark(OrderedDict[str, Any]):
     """Travels as an empty OrderedDict, which every way of loading knows."""
 
-    def __init__(self, what: str = "", why: str = "") -> None:
+    def __init__(self, what: str, why: str) -> None:
         super().__init__()
-        self.what = what or "a wrapped model is saved"
-        self.why = why or "its keys begin with 'module.', and a plain model does not know them"
+        self.what = what
+        self.why = why
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         person = persons_frame(sys._getframe(1))

@@ -24,8 +24,9 @@ from notebook_accel.checkpoint.manifest import in_one_step
 from notebook_accel.checkpoint.names import load_plain, plain_state
 from notebook_accel.checkpoint.sharded import Apart
 from notebook_accel.checkpoint.state import Checkpoint, Snapshot, write_own, write_shared
+from notebook_accel.config.misuse import needs
 from notebook_accel.config.project import ProjectConfiguration
-from notebook_accel.errors import ConfigError, needs
+from notebook_accel.errors import ConfigError
 from notebook_accel.events import tasks
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from notebook_accel.config.misuse import needs
 from notebook_accel.config.project import ProjectConfiguration
-from notebook_accel.errors import ConfigError, RuntimeMisuse, needs
+from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events import context, rails
 from notebook_accel.ranks.world import World, leave, leave_at_exit
 from notebook_accel.runtime.clock import Clock

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from notebook_accel.errors import RuntimeMisuse, needs
+from notebook_accel.config.misuse import needs
+from notebook_accel.config.words import kind_of
+from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.ranks.collectives import tensors_of
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.guards import Guards
@@ -91,7 +93,7 @@ def in_one_number(loss_fn: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any],
         loss = loss_fn(outputs, targets)
         if isinstance(loss, Tensor) and loss.numel() == 1:
             return loss
-        what = f"{loss.numel()} numbers" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        what = f"{loss.numel()} numbers" if isinstance(loss, Tensor) else kind_of(loss)
         raise RuntimeMisuse(
             f"loss_fn of forward_backward() gave {what}",
             "gradients are those of one number, a tensor",

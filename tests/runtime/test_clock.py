@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_accel import Accelerator
 from notebook_accel.config.accumulation import GradientAccumulationPlugin
+from notebook_accel.config.words import kind_of
 from notebook_accel.errors import RuntimeMisuse
 
 
@@ -118,7 +121,7 @@ def test_models_given_in_a_list_made_for_each_batch_have_one_window(kind: type) 
 @pytest.mark.parametrize("given", [None, "model", 5, print], ids=str)
 def test_what_is_no_model_cannot_be_accumulated(given: object) -> None:
     accelerator, *_ = parts(2)
-    with pytest.raises(RuntimeMisuse, match=rf"accumulate\(\) got a {type(given).__name__}"):
+    with pytest.raises(RuntimeMisuse, match=rf"accumulate\(\) got {re.escape(kind_of(given))}"):
         accelerator.accumulate(given)
 
 
