@@ -20,7 +20,6 @@ __all__ = [
     "Setting",
     "Word",
     "alone",
-    "by_flag",
     "by_key",
     "by_variable",
     "nearest",
@@ -49,12 +48,6 @@ SECTIONS: Mapping[str, str] = MappingProxyType(
 
 
 @functools.cache
-def by_flag() -> Mapping[str, Setting]:
-    """Give the setting of each option name, written with underscores and without dashes."""
-    return {name: one for one in SETTINGS.values() for name in _flags(one)}
-
-
-@functools.cache
 def by_key() -> Mapping[str, Setting]:
     """Give the setting of each path in a file, Accelerate's and ours."""
     return {key: one for one in SETTINGS.values() for key in _keys(one)}
@@ -79,12 +72,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """Give what was probably meant by ``word``, if anything known resembles it."""
     near = difflib.get_close_matches(word.lower(), list(known), n=1)
     return near[0] if near else None
-
-
-def _flags(one: Setting) -> list[str]:
-    if not one.has_option:
-        return []
-    return [one.name, *one.flags, *(flag for word in one.words for flag in word.flags)]
 
 
 def _keys(one: Setting) -> list[str]:

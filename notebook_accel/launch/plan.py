@@ -69,7 +69,8 @@ def plan(
         if device != "auto-or-cpu":
             raise _too_many(num_ranks, chosen, devices)
         if num_processes is not None:
-            notes.append(f"{_have(chosen)}: {num_ranks} ranks run on the CPU")
+            verb = "runs" if num_ranks == 1 else "run"
+            notes.append(f"{_have(chosen)}: {counted(num_ranks, 'rank')} {verb} on the CPU")
         chosen = []
     used = chosen[:num_ranks]
     notes += [] if used else crowd(num_ranks, num_cores)

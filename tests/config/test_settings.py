@@ -20,7 +20,6 @@ from notebook_accel.config.settings import (
     SECTIONS,
     SETTINGS,
     Setting,
-    by_flag,
     by_key,
     by_variable,
 )
@@ -37,6 +36,13 @@ from tests.config.accelerates_names import (
 )
 
 ROOT = Path(notebook_accel.__file__).parent
+# Setting of each option name, written with underscores and without dashes.
+BY_FLAG = {
+    name: one
+    for one in SETTINGS.values()
+    if one.has_option
+    for name in (one.name, *one.flags, *(flag for word in one.words for flag in word.flags))
+}
 
 
 def test_every_key_of_accelerates_files_belongs_to_a_setting() -> None:
@@ -45,8 +51,8 @@ def test_every_key_of_accelerates_files_belongs_to_a_setting() -> None:
 
 
 def test_every_option_of_accelerates_launch_belongs_to_a_setting() -> None:
-    switched_off = {f"no_{name}" for name, one in by_flag().items() if one.is_switch}
-    assert OPTIONS - COMMANDS_OWN - set(by_flag()) - switched_off == set()
+    switched_off = {f"no_{name}" for name, one in BY_FLAG.items() if one.is_switch}
+    assert OPTIONS - COMMANDS_OWN - set(BY_FLAG) - switched_off == set()
 
 
 def test_every_variable_of_accelerates_belongs_to_a_setting() -> None:
@@ -141,7 +147,7 @@ def test_the_page_in_the_docs_is_what_the_declarations_say() -> None:
 
 def test_the_page_names_every_setting_option_key_and_variable() -> None:
     words = set(re.findall(r"`(?:--)?([\w.]+)", page.page()))
-    assert {*SETTINGS, *by_flag(), *by_key(), *by_variable()} - words == set()
+    assert {*SETTINGS, *BY_FLAG, *by_key(), *by_variable()} - words == set()
 
 
 def test_a_call_of_the_launcher_has_the_settings_of_the_list() -> None:
