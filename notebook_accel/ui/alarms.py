@@ -24,7 +24,8 @@ class _Watch:
 class Alarms:
     """Looks at every value of a loss as it arrives, before any averaging: a Sink.
 
-    A value that is not finite is told once a series. A loss that has risen to several times its
+    A value that is not finite is told once a series, at the earliest step known so far: ranks are
+    heard one after the other. A loss that has risen to several times its
     lowest and above where it began is told once; several losses that pull against each other (a
     GAN's) rise and fall, and are not judged.
     """
@@ -36,7 +37,7 @@ class Alarms:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self._broken: set[str] = set()
+        self._broken: dict[str, tuple[int, int]] = {}  # series -> its step, and which text it is
         self._risen = self._several = False
         self._watches: dict[tuple[str, int], _Watch] = {}
 
@@ -59,11 +60,11 @@ class Alarms:
         """Nothing is open."""
 
     def _break(self, rank: int, name: str, step: int, value: float) -> None:
-        if name in self._broken:
+        known, place = self._broken.get(name, (math.inf, len(self.texts)))
+        if step >= known or (name not in self._broken and len(self._broken) == self.MAX_BROKEN):
             return
-        self._broken.add(name)
-        if len(self._broken) <= self.MAX_BROKEN:
-            self.texts.append(f"{name} is {value:g} since step {step:,} (rank {rank})")
+        self._broken[name] = (step, place)
+        self.texts[place : place + 1] = [f"{name} is {value:g} since step {step:,} (rank {rank})"]
 
     def _weigh(self, rank: int, name: str, step: int, value: float) -> None:
         watch = self._watches.setdefault((name, rank), _Watch())

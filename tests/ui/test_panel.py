@@ -43,6 +43,9 @@ def losses(values, name="loss"):
 def test_the_first_value_that_is_no_number_is_told_with_its_rank_and_only_once():
     values = losses([1.0, 0.9, math.nan, math.nan, math.inf])
     assert alarms_of(*values, rank=1) == ["loss is nan since step 3 (rank 1)"]
+    assert alarms_of(*values, ("loss", 2, math.nan), ("loss", 9, math.inf), rank=1) == [
+        "loss is nan since step 2 (rank 1)"  # which was heard of later
+    ]
     assert alarms_of(("val_loss", 7, -math.inf)) == ["val_loss is -inf since step 7 (rank 0)"]
 
 
