@@ -18,6 +18,7 @@ from notebook_accel.config.wishes import (
     check_count,
     check_fills,
     check_norm,
+    check_switches,
     read_words,
 )
 from notebook_accel.errors import ConfigError
@@ -56,6 +57,7 @@ class Megatron(Strategy):
     layers: str = "torch"
 
     def __post_init__(self) -> None:
+        check_switches(self)
         read_words(self, layers=LAYERS)
         for name in ("tp_degree", "pp_degree", "context_parallel_size"):
             check_count("Megatron", name, getattr(self, name))

@@ -76,6 +76,7 @@ class DDP(Strategy):
     comm_state_option: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_switches(self)
         read_words(self, comm_hook=COMM_HOOKS, comm_wrapper=COMM_WRAPPERS)
 
 
@@ -120,6 +121,9 @@ class FSDP(Strategy):
     output_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        check_switches(self)
+        names = names_of(self.transformer_cls_names_to_wrap)
+        object.__setattr__(self, "transformer_cls_names_to_wrap", names)
         if not callable(self.auto_wrap_policy):
             read_words(self, auto_wrap_policy=WRAP_POLICIES)
         read_words(self, state_dict_type=STATE_DICT_TYPES)
@@ -184,6 +188,8 @@ class Pipeline(Strategy):
 
     def __post_init__(self) -> None:
         read_words(self, schedule=SCHEDULES)
+        if self.split is not None:
+            object.__setattr__(self, "split", names_of(self.split))
         check_count("Pipeline", "stages", self.stages)
         check_count("Pipeline", "stages_per_rank", self.stages_per_rank)
         if self.num_microbatches is not None:
@@ -293,6 +299,26 @@ def read_words(wish: Strategy, **choices: Iterable[str]) -> None:
     """
     for name, words in choices.items():
         object.__setattr__(wish, name, choose(getattr(wish, name), name, words))
+
+
+def check_switches(wish: Strategy) -> None:
+    """Raise ConfigError for a field of ``wish`` that is on or off, and was given something else.
+
+    "no" would be taken for yes.
+    """
+    for one in fields(wish):
+        value = getattr(wish, one.name)
+        if one.type == "bool" and not isinstance(value, bool):
+            raise ConfigError(
+                f"{type(wish).__name__}({one.name}={value!r})",
+                "it is on or off",
+                f"write {one.name}=True, or leave it out",
+            )
+
+
+def names_of(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Take one name for a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def choose(value: Any, name: str, choices: Iterable[str]) -> str:

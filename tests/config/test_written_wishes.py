@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -49,6 +50,29 @@ def test_a_word_means_the_same_in_whatever_case_it_is_written(
         assert kind(**{field: written}) == kind(**{field: word})
     with pytest.raises(ConfigError, match=field):
         kind(**{field: "moon"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        (kind, one.name)
+        for kind in (DDP, FSDP, DeepSpeed, Megatron)
+        for one in fields(kind)
+        if one.type == "bool"
+    ],
+)
+@pytest.mark.parametrize("value", ["no", "False", 1])
+def test_what_is_on_or_off_is_no_word(kind: Any, field: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        kind(**{field: value})
+    assert error.value.what == f"{kind.__name__}({field}={value!r})"
+
+
+def test_one_name_is_a_list_of_one() -> None:
+    alone = FSDP(transformer_cls_names_to_wrap="Block")
+    assert alone == FSDP(transformer_cls_names_to_wrap=["Block"])
+    assert hash(alone) == hash(FSDP(transformer_cls_names_to_wrap=("Block",)))
+    assert Pipeline(split="blocks.1") == Pipeline(split=["blocks.1"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from notebook_accel.config.parallelism import ParallelismConfig as ParallelismConfig
+
 from . import imports as _imports
 from .ao import *
 from .constants import *
