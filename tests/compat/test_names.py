@@ -37,6 +37,7 @@ IMPORTS = {
     "SkipDataLoader get_sampler prepare_data_loader skip_first_batches",
     "test_utils": "RegressionDataset RegressionModel",
     "test_utils.training": "RegressionDataset RegressionModel",
+    "utils": "ParallelismConfig gather_object set_seed",
     "utils.constants": "MODEL_NAME SAFE_WEIGHTS_NAME OPTIMIZER_NAME RNG_STATE_NAME SCALER_NAME",
     "utils.dataclasses": "DistributedType ProjectConfiguration DistributedDataParallelKwargs "
     "DataLoaderConfiguration GradientAccumulationPlugin TorchDynamoPlugin ProfileKwargs",
