@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import csv
 import importlib
+import os
+import threading
 import time
 from array import array
 from bisect import bisect_left
@@ -24,6 +26,15 @@ from notebook_accel.errors import MissingPackage, NoSuchSeries
 from notebook_accel.events.model import Metrics, Progress, Returned
 
 _FAR = 2**62
+# A run that goes on writes in a thread of its own. One lock for all: histories are pickled, and a
+# worker that is forked meanwhile must not inherit a lock that nobody will release.
+_WRITING = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_WRITING.acquire,
+        after_in_parent=_WRITING.release,
+        after_in_child=_WRITING.release,
+    )
 
 
 class Series:
@@ -82,6 +93,13 @@ class Series:
                 for column in (self.steps, self.totals, self.counts):
                     del column[self.settled]
 
+    def whole(self) -> Series:
+        """What is final, as a series of its own."""
+        end, copied = self.settled, Series()
+        copied.steps, copied.totals = self.steps[:end], self.totals[:end]
+        copied.counts, copied.settled = self.counts[:end], end
+        return copied
+
     def mean(self, index: int) -> float:
         """The mean over the ranks at entry ``index``."""
         return float(self.totals[index] / self.counts[index])
@@ -113,25 +131,34 @@ class History(Mapping[str, "list[float]"]):
 
     def handle(self, event: Any) -> None:
         """Take one event of the run."""
-        if isinstance(event, Metrics):
-            touched = set()
-            for name, step, value in event.points:
-                self._series.setdefault(name, Series()).add(event.rank, step, value)
-                touched.add(name)
-            for name in touched:
-                self._series[name].settle(self._finished)
-        elif isinstance(event, Returned) and not event.stopped:
-            self._finished.add(event.rank)
-            for series in self._series.values():
-                series.settle(self._finished)
+        with _WRITING:
+            if isinstance(event, Metrics):
+                touched = set()
+                for name, step, value in event.points:
+                    self._series.setdefault(name, Series()).add(event.rank, step, value)
+                    touched.add(name)
+                for name in touched:
+                    self._series[name].settle(self._finished)
+            elif isinstance(event, Returned) and not event.stopped:
+                self._finished.add(event.rank)
+                for series in self._series.values():
+                    series.settle(self._finished)
 
     def tick(self) -> None:
         """Nothing is ever due."""
 
     def close(self) -> None:
         """The run is over: settle what is whole, drop what only some ranks reported."""
-        for series in self._series.values():
-            series.settle(self._finished, at_end=True)
+        with _WRITING:
+            for series in self._series.values():
+                series.settle(self._finished, at_end=True)
+
+    def snapshot(self) -> History:
+        """The same as it stands now: while a run goes on, steps and values of it fit together."""
+        now = History()
+        with _WRITING:
+            now._series = {name: one.whole() for name, one in self._series.items()}
+        return now
 
     def series(self, name: str) -> Series:
         """The curve ``name`` as it is stored, for drawing."""
@@ -147,14 +174,16 @@ class History(Mapping[str, "list[float]"]):
         return self._series[name]
 
     def __getitem__(self, name: str) -> list[float]:
-        series = self.series(name)
-        return [series.mean(index) for index in range(series.settled)]
+        with _WRITING:
+            series = self.series(name)
+            return [series.mean(index) for index in range(series.settled)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name, series in self._series.items() if series.settled])
+        with _WRITING:
+            return iter([name for name, series in self._series.items() if series.settled])
 
     def __len__(self) -> int:
-        return sum(series.settled > 0 for series in self._series.values())
+        return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
         return name in self._series and self._series[str(name)].settled > 0
@@ -165,29 +194,33 @@ class History(Mapping[str, "list[float]"]):
 
     def steps(self, name: str) -> list[int]:
         """The optimizer steps that belong to ``history[name]``."""
-        series = self.series(name)
-        return series.steps[: series.settled].tolist()
+        with _WRITING:
+            series = self.series(name)
+            return series.steps[: series.settled].tolist()
 
     def last(self, name: str) -> float:
         """The newest value of ``name``; NaN while there is none."""
-        series = self._series.get(name)
-        return series.mean(series.settled - 1) if series and series.settled else float("nan")
+        with _WRITING:
+            series = self._series.get(name)
+            return series.mean(series.settled - 1) if series and series.settled else float("nan")
 
     def rows(self) -> list[dict[str, float | int | None]]:
         """One dict per step with all series side by side; None where a series has no value."""
-        names = list(self)
+        now = self.snapshot()
+        names = list(now)
         table: dict[int, dict[str, float | int | None]] = {}
         for name in names:
-            for step, value in zip(self.steps(name), self[name], strict=True):
+            for step, value in zip(now.steps(name), now[name], strict=True):
                 table.setdefault(step, {"step": step, **dict.fromkeys(names)})[name] = value
         return [table[step] for step in sorted(table)]
 
     def to_csv(self, path: str | Path) -> None:
         """Write ``rows()`` to a CSV file; an empty field where a series has no value."""
+        now = self.snapshot()
         with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["step", *self])
+            writer = csv.DictWriter(file, ["step", *now])
             writer.writeheader()
-            writer.writerows(self.rows())
+            writer.writerows(now.rows())
 
     def to_pandas(self) -> Any:
         """``rows()`` as a pandas DataFrame with the step as its index."""
@@ -199,7 +232,8 @@ class History(Mapping[str, "list[float]"]):
                 "history.to_pandas() is the only part that needs it",
                 "install it with %pip install pandas, or use history.rows() or history.to_csv(...)",
             ) from None
-        return pandas.DataFrame(self.rows(), columns=["step", *self]).set_index("step")
+        now = self.snapshot()
+        return pandas.DataFrame(now.rows(), columns=["step", *now]).set_index("step")
 
 
 @dataclass(frozen=True)

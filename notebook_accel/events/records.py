@@ -133,11 +133,13 @@ class Record:
 
     def show(self) -> None:
         """Show the run's picture here, with its facts as text."""
-        importlib.import_module(_SHOW).show(self.history, f"{self.about.title}, {self.ended}")
+        title = f"{self.about.title}, {self.ended}"
+        importlib.import_module(_SHOW).show(self.history.snapshot(), title)
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write all of it into one HTML file that needs nothing else, and give its path."""
-        written: Path = importlib.import_module(_REPORT).write(self, Path(path))
+        now = Record(self.about, self.story, self.history.snapshot, self._texts, self.path)
+        written: Path = importlib.import_module(_REPORT).write(now, Path(path))
         return written
 
     def export_script(self, path: str | Path = "train.py") -> Path:

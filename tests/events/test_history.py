@@ -2,8 +2,12 @@
 
 import csv
 import math
+import os
 import pickle
+import signal
 import sys
+import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -167,6 +171,65 @@ def test_a_history_travels_by_pickle():
     again.handle(points(0, (2, 1.0)))
     again.handle(points(1, (2, 1.0)))
     assert again["loss"] == [3.0, 1.0]
+
+
+def test_a_snapshot_stays_as_it_is_while_the_run_goes_on():
+    history = History()
+    history.handle(points(0, (1, 3.0), (2, 2.0)))
+    now = history.snapshot()
+    history.handle(points(0, (3, 1.0)))
+    assert (now.steps("loss"), now["loss"]) == ([1, 2], [3.0, 2.0])
+    assert history["loss"] == [3.0, 2.0, 1.0]
+    assert pickle.loads(pickle.dumps(now)).rows() == now.rows()
+
+
+@pytest.fixture
+def written():
+    """A history that another thread writes all the while."""
+    history, is_over = History(), threading.Event()
+
+    def write():
+        step = 0
+        while not is_over.is_set():
+            step += 1
+            for rank in (0, 1):
+                history.handle(Metrics(rank, [("loss", step, 1.0), ("lr", step, 2.0)]))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    yield history
+    is_over.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_what_is_read_while_a_run_writes_fits_together(written, tmp_path):
+    for _ in range(20):
+        now = written.snapshot()
+        for name in now:
+            assert len(now.steps(name)) == len(now[name])
+    written.to_csv(tmp_path / "now.csv")
+    with (tmp_path / "now.csv").open(newline="") as file:
+        assert all(len(row) == 3 for row in csv.reader(file))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_process_forked_while_a_run_writes_can_write_a_history_of_its_own(written):
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            own = History()
+            own.handle(points(0, (1, 1.0)))
+            os._exit(0 if own["loss"] == [1.0] else 1)
+        ended = (0, 0)
+        deadline = time.monotonic() + 20
+        while ended == (0, 0) and time.monotonic() < deadline:
+            ended = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.001)
+        if ended == (0, 0):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert ended == (child, 0)
 
 
 @dataclass
