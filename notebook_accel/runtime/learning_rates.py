@@ -14,8 +14,8 @@ _OWN_NAMES = {"lr", "learning_rate", "learning rate"}
 class LearningRates:
     """Notes rates as points of curves, few enough and so that a line through them is true.
 
-    A rate holds until it changes: its curve has a point before each change, one behind it, and one
-    at the newest step. ``lr`` is the first parameter group's; a group whose rate is a different one
+    A rate that never changes is one point, no curve. Another holds until it changes: there is a
+    point before each change, one behind it, and one at the newest step. ``lr`` is the first parameter group's; a group whose rate is a different one
     gets a curve of its own, ``lr/2`` and so on. ``optimizers`` gives those prepared by now.
     """
 
@@ -23,6 +23,7 @@ class LearningRates:
         self._optimizers = optimizers
         self._names: dict[int, str] = {}  # number of a parameter group -> its curve
         self._newest: dict[str, float] = {}  # at the last step
+        self._moved: set[str] = set()  # curves that have changed
         self._drawn: dict[str, int] = {}  # step of each curve's last point
         self._points: list[tuple[str, int, float]] = []
         self._step = 0
@@ -47,15 +48,16 @@ class LearningRates:
                 before = self._newest.get(name)
                 if before != rate:
                     if before is not None:
+                        self._moved.add(name)
                         self._draw(name, self._step, before)
                     self._draw(name, step, rate)
             self._newest = rates
         self._step = step
 
     def news(self) -> list[tuple[str, int, float]]:
-        """Give the points since the last time, the newest step's among them."""
-        for name, rate in self._newest.items():
-            self._draw(name, self._step, rate)
+        """Give the points since the last time, of a curve the newest step's among them."""
+        for name in self._moved & self._newest.keys():
+            self._draw(name, self._step, self._newest[name])
         points, self._points = self._points, []
         return points
 
