@@ -15,8 +15,9 @@ class LearningRates:
     """Notes rates as points of curves, few enough and so that a line through them is true.
 
     A rate that never changes is one point, no curve. Another holds until it changes: there is a
-    point before each change, one behind it, and one at the newest step. ``lr`` is the first parameter group's; a group whose rate is a different one
-    gets a curve of its own, ``lr/2`` and so on. ``optimizers`` gives those prepared by now.
+    point before each change, one behind it, and one at the newest step. ``lr`` is the first
+    parameter group's; a group whose rate is a different one gets a curve of its own, ``lr/2`` and
+    so on. ``optimizers`` gives those prepared by now.
     """
 
     def __init__(self, optimizers: Callable[[], Sequence[Optimizer]]) -> None:
@@ -56,8 +57,9 @@ class LearningRates:
 
     def news(self) -> list[tuple[str, int, float]]:
         """Give the points since the last time, of a curve the newest step's among them."""
-        for name in self._moved & self._newest.keys():
-            self._draw(name, self._step, self._newest[name])
+        for name, rate in self._newest.items():
+            if name in self._moved:
+                self._draw(name, self._step, rate)
         points, self._points = self._points, []
         return points
 
