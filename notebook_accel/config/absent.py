@@ -24,7 +24,7 @@ _COMING = {
         fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler model_has_dtensor
         compile_regions_fsdp2
         commands PrepareForLaunch prepare_simple_launcher_cmd_env prepare_multi_gpu_env
-        prepare_deepspeed_cmd_env
+        prepare_deepspeed_cmd_env _filter_args
     """,
     SAGEMAKER: """
         prepare_sagemager_args_inputs SageMakerDistributedType

@@ -81,17 +81,22 @@ def version_of(package: str) -> str:
 
 
 @functools.cache
-def availability(name: str) -> Callable[[], bool] | None:
+def availability(name: str) -> Callable[..., bool] | None:
     """Give the function ``is_{name}_available``; None for a package that nobody asks about."""
     packages = _PACKAGES.get(name)
     if packages is None:
         return None
 
-    def available() -> bool:
-        return any(map(is_installed, packages))
+    def available(min_version: str | None = None) -> bool:
+        there = next(filter(is_installed, packages), None)
+        if there is None or min_version is None:
+            return there is not None
+        return compare_versions(there, ">=", min_version)
 
     available.__name__ = available.__qualname__ = f"is_{name}_available"
-    available.__doc__ = f"Tell whether {' or '.join(packages)} is installed."
+    available.__doc__ = (
+        f"Tell whether {' or '.join(packages)} is installed, ``min_version`` or a newer one."
+    )
     return available
 
 

@@ -136,6 +136,11 @@ class AcceleratorState(PartialState, Sharing):
         mixed_precision: str | None = None,
         cpu: bool = False,
         dynamo_plugin: Any = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        parallelism_config: Any = None,
         **others: Any,
     ) -> None:
         settle()
@@ -152,6 +157,18 @@ class AcceleratorState(PartialState, Sharing):
                 raise _other_value("mixed_precision", wanted, self.mixed_precision)
         if cpu and self.device.type != "cpu":
             raise _other_value("cpu", True, f"on {self.device}")
+        given = {
+            "dynamo_plugin": dynamo_plugin,
+            "deepspeed_plugin": deepspeed_plugin,
+            "fsdp_plugin": fsdp_plugin,
+            "torch_tp_plugin": torch_tp_plugin,
+            "megatron_lm_plugin": megatron_lm_plugin,
+            "parallelism_config": parallelism_config,
+        }
+        for name, value in given.items():
+            own = getattr(self, name, None)
+            if value is not None and value != own:
+                raise _other_value(name, value, own)
 
     def __reduce__(self) -> Any:
         return AcceleratorState, ()

@@ -84,6 +84,8 @@ class Wardrobe:
             names = ", ".join(type(model).__name__ for model in models)
             with tasks.task(f"preparing {names}") if names else nullcontext():
                 parts = self._engine.wrap(Parts(tuple(models), tuple(optimizers)), put)
+            for model in parts.models:
+                vars(model)["_is_accelerate_prepared"] = True  # other libraries ask by this name
             self.models += parts.models
             dressed.update(zip(map(id, models), parts.models, strict=True))
             for given, inner in zip(optimizers, parts.optimizers, strict=True):

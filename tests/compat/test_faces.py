@@ -12,12 +12,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from notebook_accel import Accelerator, PartialState, notebook_launcher
+from notebook_accel import (
+    Accelerator,
+    FullyShardedDataParallelPlugin,
+    PartialState,
+    notebook_launcher,
+)
 from notebook_accel.config.placement import Placement
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.faces import AcceleratorState, kind_of_ranks
 from notebook_accel.runtime.gradient_state import GradientState
+from notebook_accel.utils.imports import is_bnb_available, is_pytest_available
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +127,31 @@ def test_a_state_cannot_be_made_before_or_against_its_accelerator() -> None:
         AcceleratorState(mixed_precision="bf16")
     assert "the newest Accelerator has 'no'" in other.value.what
     assert "live side by side" in other.value.fix
+
+
+def test_a_state_is_not_told_of_plugins_that_its_accelerator_does_not_have() -> None:
+    plugin = FullyShardedDataParallelPlugin()
+    accelerator = Accelerator(cpu=True)
+    assert AcceleratorState(fsdp_plugin=None, parallelism_config=None).fsdp_plugin is None
+    for name in ("fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin", "torch_tp_plugin"):
+        with pytest.raises(ConfigError, match=rf"AcceleratorState\({name}="):
+            AcceleratorState(**{name: plugin})
+    assert accelerator.state.fsdp_plugin is None
+
+
+def test_every_prepared_object_says_so_to_other_libraries() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader = torch.utils.data.DataLoader([1])
+    prepared = Accelerator(cpu=True).prepare(model, optimizer, schedule, loader)
+    assert [one._is_accelerate_prepared for one in prepared] == [True] * 4
+
+
+@pytest.mark.parametrize(("version", "there"), [(None, True), ("0.1", True), ("9999", False)])
+def test_a_package_is_available_from_a_version_on(version: str | None, there: bool) -> None:
+    assert is_pytest_available(version) is there
+    assert not is_bnb_available(min_version="0.1")
 
 
 def test_gradient_state_follows_accumulation_and_the_end_of_the_loader() -> None:
