@@ -18,6 +18,7 @@ NAMES = {
     "unprepared-model": "several ranks train a model that was not prepared",
     "unprepared-optimizer": "a model was prepared, and the optimizer that steps on it was not",
     "unprepared-loader": "several ranks each read all of a loader that was not prepared",
+    "scaled-norm": "torch's own clip_grad_norm_ measures gradients of a scaled loss",
     "no-accumulate": "accumulation is asked for and accumulate() never entered",
     "unsynced-forward": "gradients of a forward that went past the wrapper stay apart",
     "scheduler": "an unprepared scheduler steps on every micro-batch",

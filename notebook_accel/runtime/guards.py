@@ -31,6 +31,7 @@ from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.forgotten import Forgotten
 from notebook_accel.runtime.optimizer import PreparedOptimizer
 from notebook_accel.runtime.rehearsal import Rehearsal, num_backward, watch_batches
+from notebook_accel.runtime.torchs_norm import TorchsNorm
 from notebook_accel.runtime.unprepared import call_of_prepare, warn_of_no_model, warn_of_nothing
 from notebook_accel.strategies.base import Engine
 
@@ -48,6 +49,7 @@ class Guards:
         self._forgotten: Forgotten | None = None
         self._may_be_forgotten = engine.scales or clock.num_steps > 1
         self._seen: set[int] = set()
+        self._norm: TorchsNorm | None = None
         # Several ranks train, and neither a model nor an optimizer was prepared yet; one says it.
         self._alone = engine.layout.data_size > 1 and world.rank == 0
         self._met = -1  # how many collectives there were when backward was called last
@@ -62,6 +64,8 @@ class Guards:
         self._alone = self._alone and not every.models and not every.optimizers
         self._has_loader = bool(every.loaders)
         self._every = every
+        if self._norm is None and (self._engine.scales or self._engine.shares_states):
+            self._norm = TorchsNorm(self._engine, every)
         for one in dressed:
             if id(one) in self._seen:
                 continue

@@ -39,7 +39,7 @@ class PreparedOptimizer(Optimizer):
         self._after_step = after_step
         self.num_steps = 0
         self._spent = False  # gradients that a step has used up
-        self._settled = False  # gradients rescaled and unscaled, ready to be read
+        self.is_settled = False  # gradients rescaled and unscaled, ready to be read
         self._pid = os.getpid()
 
     def __getattr__(self, name: str) -> Any:
@@ -97,8 +97,8 @@ class PreparedOptimizer(Optimizer):
         if self._spent or not self._clock.pending:
             self._engine.zero_grad(self.inner, set_to_none)
             self._spent = False
-            if self._settled:
-                self._settled = False
+            if self.is_settled:
+                self.is_settled = False
                 self._engine.forget(self.inner)
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class PreparedOptimizer(Optimizer):
         updated, loss = self._engine.step(self.inner, closure)
         self.step_was_skipped = not updated
         self._spent = True
-        self._settled = False
+        self.is_settled = False
         self.num_steps += 1
         self._after_step(self.num_steps)
         return loss
@@ -144,11 +144,11 @@ class PreparedOptimizer(Optimizer):
 
     def settle(self) -> None:
         """Make gradients what the step will use: the short window's mean, without loss scale."""
-        if not self._settled:
+        if not self.is_settled:
             if self._clock.rescale is not None:
                 self._engine.scale_gradients(self.inner, self._clock.rescale)
             self._engine.unscale(self.inner)
-            self._settled = True
+            self.is_settled = True
 
 
 class PreparedScheduler(LRScheduler):

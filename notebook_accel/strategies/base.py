@@ -6,7 +6,7 @@ complete when made: there is no set-up call to forget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -292,6 +292,10 @@ class Engine:
     def schedule(self, scheduler: Any) -> Any:
         """Make the scheduler that a stand-in of an engine's own configuration stands for."""
         return scheduler
+
+    def has_whole_gradients(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether torch's functions find all there is in the gradients of ``parameters``."""
+        return True
 
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together."""

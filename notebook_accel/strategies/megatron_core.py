@@ -10,7 +10,7 @@ of all parts, whole states that every other strategy loads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,6 +78,10 @@ class CoreEngine(DDPEngine):
         return f"layers divided over {num} ranks by megatron-core; {super().describe(model)}"
 
     # ── gradients ─────────────────────────────────────────────────────────────────────────────
+
+    def has_whole_gradients(self, parameters: Sequence[Tensor]) -> bool:
+        """Of divided layers this rank has a part: no."""
+        return False
 
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together, each part once.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,6 +34,10 @@ class PartsEngine(Engine):
     def current(self, parameters: Iterable[Tensor]) -> list[Tensor]:
         """Give the parameters that are trained now in place of those a model had before."""
         return [sharding.now(one, self._moved) for one in parameters]
+
+    def has_whole_gradients(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether they lie on one mesh, so that torch asks the other ranks of it."""
+        return len(sharding.by_mesh(parameters)) < 2
 
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together.

@@ -6,7 +6,7 @@ Several ranks may share a stage: as copies, in parts, or with its layers divided
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -243,6 +243,10 @@ class PipelineEngine(PartsEngine):
     def forget_pending(self, model: nn.Module) -> None:
         """Drop what micro-batches of a window that will never be whole have left."""
         self._staged(model).holdings.forget_pending()
+
+    def has_whole_gradients(self, parameters: Sequence[Tensor]) -> bool:
+        """They are those of this rank's stages: no."""
+        return False
 
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Measure the norm of all gradients together, those of other stages too.

@@ -7,7 +7,7 @@ and step: then gradients are averaged, and DeepSpeed steps with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -218,6 +218,10 @@ class ZeroEngine(Engine):
     def numel(self, parameter: Tensor) -> int:
         """Count the elements of the whole of ``parameter``."""
         return zero_parts.numel(parameter)
+
+    def has_whole_gradients(self, parameters: Sequence[Tensor]) -> bool:
+        """DeepSpeed averages them and cuts them up by itself: no."""
+        return False
 
     def grad_norm(self, parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """Give NaN: before a window is whole, no rank knows what its gradients will be."""
