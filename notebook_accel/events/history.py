@@ -13,17 +13,14 @@ import csv
 import importlib
 import os
 import threading
-import time
 from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from notebook_accel.errors import MissingPackage, NoSuchSeries
-from notebook_accel.events.model import Metrics, Progress, Returned
+from notebook_accel.events.model import Metrics, Returned
 
 _FAR = 2**62
 # A run that goes on writes in a thread of its own. One lock for all: histories are pickled, and a
@@ -234,93 +231,3 @@ class History(Mapping[str, "list[float]"]):
             ) from None
         now = self.snapshot()
         return pandas.DataFrame(now.rows(), columns=["step", *now]).set_index("step")
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast a run goes right now; None where nothing is known yet.
-
-    Units: per second over the last seconds; ``samples_per_s`` over all ranks.
-    """
-
-    steps_per_s: float | None = None
-    samples_per_s: float | None = None
-    pass_left_s: float | None = None
-
-
-class Rates:
-    """Where the ranks are and how fast they go, from their Progress events."""
-
-    WINDOW_S = 5.0
-    SPACING_S = 0.25
-
-    def __init__(self, num_ranks: int = 1) -> None:
-        self.num_ranks = num_ranks
-        self._newest: dict[int, Progress] = {}
-        self._marks: deque[tuple[float, int, int]] = deque()  # time, step, samples of all ranks
-        self._pass: tuple[int, float, int] | None = None  # epoch, time and batch of its first note
-        self._now = 0.0
-        self._earlier = (0, 0)  # steps and samples that were there before
-
-    def begin_after(self, earlier: Rates) -> None:
-        """Leave out of the sums what ``earlier`` has seen of the same loop."""
-        self._earlier = (earlier.step, earlier.samples)
-
-    def handle(self, event: Any, now: float | None = None) -> None:
-        """Take one event; ``now`` is its time on the monotonic clock."""
-        if not isinstance(event, Progress):
-            return
-        self._now = time.monotonic() if now is None else now
-        self._newest[event.rank] = event
-        if self._pass is None or self._pass[0] != event.epoch:
-            self._pass = (event.epoch, self._now, event.batch)
-        if len(self._newest) < self.num_ranks:
-            return  # the sum over ranks would jump when the next one arrives
-        if not self._marks or self._now - self._marks[-1][0] >= self.SPACING_S:
-            self._marks.append((self._now, self.step, self.samples))
-        while len(self._marks) > 2 and self._now - self._marks[1][0] >= self.WINDOW_S:
-            self._marks.popleft()
-
-    @property
-    def newest(self) -> Progress | None:
-        """The newest word of the lowest rank that said any."""
-        return self._newest[min(self._newest)] if self._newest else None
-
-    @property
-    def ranks(self) -> Mapping[int, Progress]:
-        """The newest word of each rank."""
-        return self._newest
-
-    @property
-    def step(self) -> int:
-        """The optimizer step that all reporting ranks have finished."""
-        return min((progress.step for progress in self._newest.values()), default=0)
-
-    @property
-    def samples(self) -> int:
-        """Training samples seen by all ranks together."""
-        return sum(progress.samples for progress in self._newest.values())
-
-    @property
-    def done(self) -> tuple[int, int]:
-        """Steps and samples since these rates began."""
-        return max(0, self.step - self._earlier[0]), max(0, self.samples - self._earlier[1])
-
-    def pace(self) -> Pace:
-        """The pace over the last seconds, and the time left in this pass over the data."""
-        steps_per_s = samples_per_s = None
-        if self._marks and self._now > self._marks[0][0]:
-            span_s = self._now - self._marks[0][0]
-            steps_per_s = max(0, self.step - self._marks[0][1]) / span_s
-            samples_per_s = max(0, self.samples - self._marks[0][2]) / span_s
-        return Pace(steps_per_s, samples_per_s, self._pass_left_s())
-
-    def _pass_left_s(self) -> float | None:
-        progress = self.newest
-        if progress is None or self._pass is None or not progress.num_batches:
-            return None
-        _, since, first_batch = self._pass
-        done, span_s = progress.batch - first_batch, self._now - since
-        if done <= 0 or span_s <= 0:
-            return None
-        return max(0, progress.num_batches - progress.batch) * span_s / done

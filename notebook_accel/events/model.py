@@ -57,10 +57,10 @@ class Progress:
     """Where a rank is in its training loop; only the newest one matters.
 
     ``step`` counts finished optimizer steps, ``epoch`` passes over the training loader (from 0),
-    ``batch`` of ``num_batches`` (None when unknown) batches of this pass have been taken, and
-    ``samples`` training samples have been seen by this rank since the start; those that several
-    ranks see together count on the first of them. ``data_wait_s`` is how long it has waited for its
-    loader since then.
+    ``batch`` of ``num_batches`` (None when unknown) batches of this pass have been taken. The run's
+    own work began at ``from_step``, that of a checkpoint or of an earlier cell: since then
+    ``samples`` training samples have been seen by this rank (those that several ranks see together
+    count on the first of them), and it has waited ``data_wait_s`` for its loader.
     """
 
     rank: int
@@ -70,6 +70,7 @@ class Progress:
     num_batches: int | None = None
     samples: int = 0
     data_wait_s: float = 0.0
+    from_step: int = 0
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from notebook_accel.events.model import (
     Task,
     signal_name,
 )
+from notebook_accel.events.rates import Tally
 
 MAX_WARNINGS = 50
 MAX_ERROR = 4000
@@ -74,12 +75,16 @@ class About:
 
 @dataclass
 class RankStory:
-    """How one rank fared; ``ended`` is "" while it runs."""
+    """How one rank fared; ``ended`` is "" while it runs.
+
+    It began at ``from_step``; ``samples`` and ``data_wait_s`` are this run's own.
+    """
 
     device: str = ""
     pid: int = 0
     num_threads: int = 0
     step: int = 0
+    from_step: int = 0
     epoch: int = 0
     batch: int = 0
     num_batches: int | None = None
@@ -106,6 +111,7 @@ class Story:
     took_s: float = 0.0
     hide: Callable[[str], str] = field(default=str, repr=False)
     _since: dict[tuple[int, str], float] = field(default_factory=dict, repr=False)
+    _tallies: dict[int, Tally] = field(default_factory=dict, repr=False)
 
     def handle(self, event: Any) -> bool:
         """Take one event; True when it is worth telling at once."""
@@ -142,9 +148,11 @@ class Story:
             self.error = self.hide(f"{type(error).__name__}: {message_of(error)}")[:MAX_ERROR]
 
     def _progress(self, rank: RankStory, event: Progress) -> None:
+        tally = self._tallies.setdefault(event.rank, Tally())
+        tally.take(event)
         rank.step, rank.epoch, rank.batch = event.step, event.epoch, event.batch
-        rank.num_batches, rank.samples = event.num_batches, event.samples
-        rank.data_wait_s = event.data_wait_s
+        rank.num_batches, rank.from_step = event.num_batches, tally.from_step
+        rank.samples, rank.data_wait_s = tally.samples, tally.data_wait_s
 
     def _rank(self, number: int) -> RankStory:
         while len(self.ranks) <= number:  # other machines' ranks are told of as they come

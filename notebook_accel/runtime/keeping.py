@@ -30,6 +30,7 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.events import tasks
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.live import LiveEvents
 from notebook_accel.runtime.moment import Parts, give_back, take
 from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.strategies.base import Engine
@@ -45,6 +46,7 @@ class Keeping:
     _world: World
     _engine: Engine
     _clock: Clock
+    _live: LiveEvents | None
     _wardrobe: Wardrobe
     _boundary: Callable[[], None]
     _check_process: Callable[[], None]
@@ -192,6 +194,8 @@ class Keeping:
         with tasks.task("loading checkpoint"):
             self._load_models(saved, **load_model_func_kwargs)
             give_back(saved, self._parts(), self._world, load_kwargs or {})
+        if self._live is not None:
+            self._live.begin_at(self._clock.step, kept.loaders)
         if root is not None and self.should_save_model:
             numbered.sweep(root)
         self._world.wait()  # nobody may save over it while others still read

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from notebook_accel.data.loader import Pass
+from notebook_accel.data.loader import Pass, PreparedLoader
 from notebook_accel.events import context, lines, rails
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.model import Metrics, Progress
@@ -47,7 +47,7 @@ def live_events(layout: Layout, world: World, wardrobe: Wardrobe) -> LiveEvents 
         pen, layout.loss_owner, device, lambda: wardrobe.optimizers, first == world.rank
     )
     if in_kernel:
-        pen.at_end.append(live.finish)
+        pen.at_end.append(lambda: live.end_cell(wardrobe.loaders))
     return live
 
 
@@ -77,6 +77,9 @@ class LiveEvents:
         self._step = 0
         self._pass: Pass | None = None
         self._waited_s = 0.0
+        self._from_step = 0  # where this run's own work began: step, waits, and samples by loader
+        self._from_waited_s = 0.0
+        self._from_samples: dict[int, int] = {}
         self._no_numbers: set[str] = set()  # names that were said to be none
         self._rates = LearningRates(optimizers if emitter.rank == 0 else list)
         self._where = self._news  # bound once: it is handed over at every step
@@ -150,6 +153,21 @@ class LiveEvents:
         if self._ring is not None:
             self._send(self._ring.take(wait=True))
 
+    def begin_at(self, step: int, loaders: Iterable[PreparedLoader]) -> None:
+        """Count from here: what came before ``step`` was another run's work.
+
+        ``loaders`` are the prepared ones, as they stand now.
+        """
+        self._emitter.flush()
+        self._from_step, self._from_waited_s = step, self._waited_s
+        # By what they read: a view that skips batches counts with its loader.
+        self._from_samples = {id(one.source): one.samples for one in loaders}
+
+    def end_cell(self, loaders: Iterable[PreparedLoader]) -> None:
+        """Let a later cell's work count for itself."""
+        self.finish()
+        self.begin_at(self._step, loaders)
+
     def _series_of(self, caller: FrameType) -> _Series:
         """The curve of this place in the person's code."""
         # The place of the call: cheaper than code object and line, whose hash and lookup are slow.
@@ -166,13 +184,16 @@ class LiveEvents:
         return [*([Metrics(self._rank, points)] if points else []), self._progress()]
 
     def _progress(self) -> Progress:
-        rank, step, one = self._rank, self._step, self._pass
+        rank, step, one, start = self._rank, self._step, self._pass, self._from_step
         if one is None:
-            return Progress(rank, step, data_wait_s=self._waited_s)
+            waited_s = self._waited_s - self._from_waited_s
+            return Progress(rank, step, data_wait_s=waited_s, from_step=start)
         loader = one.loader
         self._waited_s = loader.passes.waited_s
-        samples = loader.samples if self._counts else 0
-        return Progress(rank, step, one.epoch, one.taken, one.num_batches, samples, self._waited_s)
+        waited_s = self._waited_s - self._from_waited_s
+        samples = loader.samples - self._from_samples.get(id(loader.source), 0)
+        where = (one.epoch, one.taken, one.num_batches)
+        return Progress(rank, step, *where, samples if self._counts else 0, waited_s, start)
 
     def _send(self, points: list[tuple[str, int, float]]) -> None:
         for name, step, value in points:

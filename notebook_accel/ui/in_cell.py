@@ -72,8 +72,6 @@ class CellPen(Emitter):
 
     def _open(self) -> None:
         panel = Panel(self.history, f"in this kernel, on {self._device}", 1)
-        if self._panel is not None:
-            panel.rates.begin_after(self._panel.rates)
         self._panel = panel
         self._view = LiveView(panel, screen(place()))
         about = About(shelf.new_id(), _running_cell(), self._device, "in this kernel", 1)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from notebook_accel.events.controls import Controls
-from notebook_accel.events.history import History, Rates
+from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics, Progress, Task
+from notebook_accel.events.rates import Rates
 from notebook_accel.events.timeline import Timeline
 from notebook_accel.ui import words
 from notebook_accel.ui.alarms import Alarms

@@ -122,6 +122,8 @@ def _numbers(record: Record) -> str:
 
 def _passes(record: Record) -> str:
     first = record.story.ranks[0]
+    if first.from_step:
+        return f"of them {first.step - first.from_step:,} in this run"
     return f"in {first.epoch + 1} passes over the data" if first.epoch else ""
 
 

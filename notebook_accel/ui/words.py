@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from notebook_accel.config.words import counted, size
-from notebook_accel.events.history import History, Rates
+from notebook_accel.events.history import History
 from notebook_accel.events.model import Task
+from notebook_accel.events.rates import Rates
 from notebook_accel.ui.series import is_loss, is_rate
 
 SEPARATOR = " · "
@@ -53,13 +54,16 @@ def latest(history: History, name: str) -> str:
 
 
 def summary(rates: Rates, seconds: float, ending: str = "") -> str:
-    """The line of a run that is over; ``ending`` says why when it did not run to its end."""
+    """The line of a run that is over; ``ending`` says why when it did not run to its end.
+
+    It tells of this run's own work: "84 steps (60 to 144)" of one that began at a checkpoint.
+    """
     parts = [ending] if ending else []
-    steps, samples = rates.done
-    if steps:
-        parts.append(f"{counted(steps, 'step')} in {duration(seconds)}")
-    if samples and seconds > 0:
-        parts.append(f"{rate(samples / seconds)} samples/s")
+    if rates.steps:
+        stretch = f" ({rates.from_step:,} to {rates.step:,})" if rates.from_step else ""
+        parts.append(f"{counted(rates.steps, 'step')}{stretch} in {duration(seconds)}")
+    if rates.samples and seconds > 0:
+        parts.append(f"{rate(rates.samples / seconds)} samples/s")
     return SEPARATOR.join(parts) or f"done in {duration(seconds)}"
 
 

@@ -8,13 +8,12 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
 
 import pytest
 
 from notebook_accel.errors import MissingPackage, NoSuchSeries
-from notebook_accel.events.history import History, Rates
-from notebook_accel.events.model import Exited, Metrics, Progress, Returned
+from notebook_accel.events.history import History
+from notebook_accel.events.model import Exited, Metrics, Returned
 
 
 def points(rank, *pairs, name="loss"):
@@ -230,39 +229,3 @@ def test_a_process_forked_while_a_run_writes_can_write_a_history_of_its_own(writ
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         assert ended == (child, 0)
-
-
-@dataclass
-class Clock:
-    """Seconds that the test moves."""
-
-    now: float = 100.0
-
-
-def test_rates_are_sums_over_ranks_and_the_pass_ends_when_its_batches_do():
-    rates, clock = Rates(2), Clock()
-    for step in range(1, 5):
-        for rank in (0, 1):
-            rates.handle(Progress(rank, step, 0, step, 10, samples=32 * step), clock.now)
-        clock.now += 1.0
-    pace = rates.pace()
-    assert pace.steps_per_s == pytest.approx(1.0)
-    assert pace.samples_per_s == pytest.approx(64.0)
-    assert pace.pass_left_s == pytest.approx(6.0)
-    assert (rates.step, rates.samples) == (4, 256)
-
-
-def test_rates_know_nothing_before_they_saw_something():
-    rates = Rates(1)
-    assert rates.newest is None
-    assert rates.pace().steps_per_s is None
-    rates.handle(Progress(0, 1, 0, 1, None, samples=4), 5.0)
-    assert rates.pace().pass_left_s is None
-
-
-def test_the_rate_is_that_of_the_last_seconds():
-    rates = Rates(1)
-    for second in range(20):
-        step = 100 * min(second, 10) + max(0, second - 10)
-        rates.handle(Progress(0, step, 0, step, None, samples=step), float(second))
-    assert rates.pace().steps_per_s == pytest.approx(1.0)

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -289,3 +290,29 @@ def test_who_logs_the_rate_himself_has_his_own_curve() -> None:
     launch.run(train_with(torch.optim.SGD(weights(1), lr=1.0), **{"train/learning_rate": 7.0}))
     assert launch.points("train/learning_rate") == [(1, 7.0), (2, 7.0), (3, 7.0)]
     assert launch.points("lr") == [(1, 1.0)], "told before the first log"
+
+
+def test_progress_of_a_resumed_run_counts_its_own_samples_and_waits(tmp_path: Path) -> None:
+    def train(passes: int, resume: bool) -> None:
+        accelerator = Accelerator(cpu=True)
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        loader = DataLoader(torch.arange(8.0), batch_size=2)
+        optimizer, loader = accelerator.prepare(optimizer, loader)
+        if resume:
+            accelerator.load_state(tmp_path / "state")
+        for _ in range(passes):
+            for x in loader:
+                accelerator.backward((weight * x).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+        if not resume:
+            accelerator.save_state(tmp_path / "state")
+
+    first, second = Launch(), Launch()
+    first.run(lambda: train(2, resume=False))
+    second.run(lambda: train(3, resume=True))
+    told = [one for one in second.events if isinstance(one, Progress)]
+    assert {one.from_step for one in told} == {8}
+    assert (told[-1].step, told[-1].samples, told[-1].epoch) == (20, 24, 4)
+    assert [one for one in first.events if isinstance(one, Progress)][-1].samples == 16

@@ -2,8 +2,9 @@
 
 import math
 
-from notebook_accel.events.history import History, Rates
+from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics, Progress
+from notebook_accel.events.rates import Rates
 from notebook_accel.ui import words
 
 
@@ -33,6 +34,12 @@ def test_the_summary_says_how_much_was_done_and_why_it_ended():
         "rank 1 raised ValueError · 180 steps"
     )
     assert words.summary(Rates(1), 2.0) == "done in 2.0 s"
+
+
+def test_the_summary_of_a_resumed_run_tells_of_its_own_work():
+    rates = Rates(1)
+    rates.handle(Progress(0, 144, samples=2688, from_step=60))
+    assert words.summary(rates, 2.1) == "84 steps (60 to 144) in 2.1 s · 1,280 samples/s"
 
 
 def test_numbers_keep_their_meaning_at_every_size():
