@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from notebook_accel.config.words import without_numbers
 from notebook_accel.errors import LaunchError, RanksStuck, RunTimeout, WorkerDied
 from notebook_accel.events.model import Failed, signal_name
-from notebook_accel.events.pulse import ONE_SIDED
 from notebook_accel.launch import failure
 from notebook_accel.launch.supervise import RankState
 from notebook_accel.launch.waits import ALIKE, meeting
@@ -170,13 +169,13 @@ def _was_left(ranks: list[RankState], died: RankState) -> bool:
     beat = died.wait.beat
     ahead = any(state.wait.beat.entered > beat.entered for state in ranks)
     gone = any(not state.wait.beat.inside for state in ranks)
-    return beat.inside and beat.kind in ALIKE & ONE_SIDED and (ahead or gone)
+    return beat.inside and beat.kind in ALIKE and (ahead or gone)
 
 
 def _unfit(died: RankState) -> RanksStuck:
     return RanksStuck(
         f"rank {died.rank} brought{_bytes(died)}{_in(died)}, and was sent another size",
-        f"a {died.wait.beat.kind} fills tensors of the size that is sent; gloo ended the process",
+        f"{died.wait.beat.kind} fills tensors of the size that is sent; gloo ended the process",
         SAME_SHAPES,
     )
 

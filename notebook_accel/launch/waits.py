@@ -22,7 +22,7 @@ PROOF_S = 3.0  # nothing has moved for so long, and
 SLOWEST_BYTES_PER_S = 100e6  # so much longer where tensors may still be on their way
 SHOW_AFTER_S = 30.0
 # Collectives to which every rank must bring as many bytes.
-ALIKE = {"all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"}
+ALIKE = {"all_gather", "all_reduce", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"}
 
 
 @dataclass

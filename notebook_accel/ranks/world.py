@@ -94,6 +94,9 @@ class World:
             placement = replace(placement, comm=group.get("backend") or placement.comm)
             given = {**group, "backend": placement.comm}
             given["init_method"] = group.get("init_method") or meeting_place()
+            if from_env("debug"):  # torch then compares what ranks bring to its own collectives
+                torchs: Any = dist
+                torchs.set_debug_level(torchs.DebugLevel.DETAIL)
             dist.init_process_group(rank=placement.rank, world_size=placement.size, **given)
             if placement.comm == "gloo":  # who is done at once must not leave others half connected
                 watch.barrier()
