@@ -60,6 +60,7 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
     Errors: ConfigError; NotHere for what this version has no engine for.
     """
     env = dict(env or {})
+    _refuse_class(config)
     wish = arguments.get("strategy") or getattr(config, "wish", None)
     refuse_class(wish)
     refuse_name(wish)
@@ -118,6 +119,16 @@ def _offering_a_way_around(default: Path | None) -> Iterator[None]:
             raise
         fix = f"{error.fix}; or pass config=RunConfig() to launch without this file"
         raise type(error)(error.what, error.why, fix) from None
+
+
+def _refuse_class(config: Any) -> None:
+    is_ours = isinstance(config, type) and issubclass(config, RunConfig)
+    if is_ours or (isinstance(config, type) and hasattr(config, "run_config")):
+        raise ConfigError(
+            f"config={config.__name__} is a class",
+            "a launch is told by one that was made, and has values",
+            f"make one: config={config.__name__}()",
+        )
 
 
 def _file_and_config(config: Any) -> tuple[ConfigFile | None, RunConfig | None]:

@@ -10,9 +10,10 @@ another pick needs no repair of state.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from notebook_accel.config import values as setting_values
 from notebook_accel.config.absent import refuse_unbuilt
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS
@@ -21,12 +22,16 @@ from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError, NotHere
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
-from notebook_accel.launch.plan import LaunchPlan, plan
+from notebook_accel.launch.plan import LaunchPlan, is_fake, plan
 from notebook_accel.launch.precisions import Standing, preselected, standing
 from notebook_accel.ui import menu
 
 Place = str | int | tuple[int, ...]
 AUTOMATIC = (None, "auto", "auto-or-cpu")
+# Ranks on the CPU are as many as one likes, but for a slip of the hand: more than this a core, and
+# more than that on few cores, take a machine's memory before they compute anything.
+_MOST_A_CORE = 4
+_MANY = 64
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,7 @@ def decide(wishes: Mapping[str, Any], machine: Machine, firm: Collection[str] = 
     for name, (default, admit) in _RULES.items():
         if name in wishes:
             try:
-                if not (name == "strategy" and menu.is_beyond_settings(wishes[name])):
-                    refuse_unbuilt(RunConfig(**{name: wishes[name]}))
+                refuse_impossible(name, wishes[name], machine)
                 values[name] = admit(wishes[name], values, machine)
                 continue
             except (ConfigError, NotHere) as error:
@@ -89,6 +93,19 @@ def decide(wishes: Mapping[str, Any], machine: Machine, firm: Collection[str] = 
         if name in dropped:
             dropped[name] = f"{dropped[name]}; now {name}={values[name]!r}"
     return Decision(Choice(**values), dropped)
+
+
+def refuse_impossible(name: str, wish: Any, machine: Machine) -> None:
+    """Refuse a value that no machine could have; what is proposed is what ``machine`` takes.
+
+    Errors: ConfigError, NotHere for what comes later.
+    """
+    if name == "strategy":
+        menu.refuse_unknown(wish)
+    elif name == "device":
+        _refuse_no_device(wish, machine)
+    else:
+        refuse_unbuilt(RunConfig(**{name: wish}))
 
 
 def devices_of(device: Place, machine: Machine) -> tuple[Device, ...]:
@@ -133,9 +150,9 @@ def standings(choice: Choice, machine: Machine) -> list[Standing]:
     return [standing(name, used, machine) for name in ("no", "bf16", "fp16", "fp8")]
 
 
-def most_processes(choice: Choice, machine: Machine) -> int | None:
-    """Give the largest number of ranks, one an accelerator; None on the CPU, which takes any."""
-    return len(devices_of(choice.device, machine)) or None
+def most_processes(choice: Choice, machine: Machine) -> int:
+    """Give the largest number of ranks: one an accelerator, or what a CPU can be meant to serve."""
+    return len(devices_of(choice.device, machine)) or _most_on_cpu(machine)
 
 
 def offered(name: str) -> tuple[Any, ...]:
@@ -181,7 +198,38 @@ def _place(wish: Any, values: Mapping[str, Any], machine: Machine) -> Place:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
+def _most_on_cpu(machine: Machine) -> int:
+    return max(_MANY, _MOST_A_CORE * machine.num_cores)
+
+
+def _refuse_no_device(wish: Any, machine: Machine) -> None:
+    declared = SETTINGS["device"]
+    if is_fake(wish):
+        raise ConfigError(
+            f"device={wish!r} is nothing to pick",
+            "it has one process play a rank of a layout, on no device",
+            f'call notebook_launcher(main, num_processes=64, device="{wish}")',
+        )
+    if isinstance(wish, str) and wish in declared.choices:  # some machine has it
+        refuse_unbuilt(RunConfig(device=wish))
+        return
+    here = ["gpu"] * bool(machine.of_kind("cuda"))
+    here += [one.value for one in (*places(machine), *gpus(machine))]
+    taken = (*AUTOMATIC[1:], *here)
+    setting_values.check(replace(declared, choices=taken, coming=()), wish)
+    numbers = [wish] if isinstance(wish, int) else list(wish)
+    if min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        _plan(None, wish, machine)  # says what is wrong with them
+
+
 def _num_ranks(wish: Any, values: Mapping[str, Any], machine: Machine) -> int:
+    most = _most_on_cpu(machine)
+    if not devices_of(values["device"], machine) and wish > most:
+        raise ConfigError(
+            f"num_processes={wish:,} on {counted(machine.num_cores, 'core')} is not offered",
+            "each imports torch, which takes some hundred MiB, and they take turns on the cores",
+            f"pick {most} or fewer; notebook_launcher itself starts as many as it is told",
+        )
     _plan(wish, values["device"], machine)  # says what cannot be
     return int(wish)
 

@@ -121,10 +121,14 @@ def offered_words() -> list[str]:
     return [word for word in WORDS if word not in coming]
 
 
-def is_beyond_settings(strategy: Any) -> bool:
-    """Tell whether a strategy is a wish, or a word that stands for one here."""
-    entry = entry_of(strategy)
-    return not isinstance(strategy, str) or (entry is not None and not entry.is_plain)
+def refuse_unknown(asked: Any) -> None:
+    """Refuse what is neither a word of the menu nor a wish.
+
+    Errors: ConfigError.
+    """
+    refuse_class(asked)
+    if not isinstance(asked, Strategy):
+        check_choice("strategy", asked, tuple(offered_words()))
 
 
 def entry_of(strategy: Any) -> Entry | None:
@@ -165,9 +169,8 @@ def admitted(asked: Any, num_ranks: int) -> str | Strategy:
 
     Errors: ConfigError for a word that is none, and degrees that do not divide the ranks.
     """
-    refuse_class(asked)
+    refuse_unknown(asked)
     if not isinstance(asked, Strategy):
-        check_choice("strategy", asked, tuple(offered_words()))
         entry = entry_of(asked)
         if entry is None or entry.is_plain:
             return str(asked)

@@ -17,6 +17,7 @@ from notebook_accel.events import context
 from notebook_accel.launch.advice import sizes_of
 from notebook_accel.launch.machine import Machine, read_machine
 from notebook_accel.launch.timing import Timings, time_precisions
+from notebook_accel.ui.choices import refuse_impossible
 from notebook_accel.ui.picker_state import State, check_names
 from notebook_accel.ui.picker_text import text
 from notebook_accel.ui.place import cell_id, has_kernel, place
@@ -52,7 +53,9 @@ class Picker:
         given = {key: value for key, value in given.items() if value is not None}
         kind = type(self).__name__
         check_names(kind, self.asks, given)
-        RunConfig(**{n: v for n, v in given.items() if n != "strategy"}, **about)
+        machine = read_machine() if machine is None else machine
+        for setting, wish in {**about, **given}.items():
+            refuse_impossible(setting, wish, machine)
         self._key = (kind, name, cell_id(), batch_size, repr(about))
         self._given = given
         earlier, wishes = _kept.get(self._key, (given, given))
@@ -61,7 +64,7 @@ class Picker:
             State(
                 kind,
                 self.asks,
-                read_machine() if machine is None else machine,
+                machine,
                 {**about, **(wishes if earlier == given else given)},
                 batch_size,
                 None if model is None else sizes_of(model),

@@ -88,8 +88,8 @@ class State:
         return choices.standings(self.choice, self.machine)
 
     @property
-    def most_processes(self) -> int | None:
-        """The largest number of ranks; None where any will do."""
+    def most_processes(self) -> int:
+        """The largest number of ranks."""
         return choices.most_processes(self.choice, self.machine)
 
     @property

@@ -52,7 +52,7 @@ def standing_words(one: Standing) -> str:
 def processes_range(state: State) -> str:
     """Say how many ranks there can be: "1 to 2"."""
     most = state.most_processes
-    return "1 or more" if most is None else f"1 to {most}" if most > 1 else "1"
+    return f"1 to {most}" if most > 1 else "1"
 
 
 def by_precision(state: State) -> list[list[str]]:

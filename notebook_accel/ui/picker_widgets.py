@@ -22,7 +22,7 @@ from notebook_accel.ui.picker_state import LABELS, State
 from notebook_accel.ui.place import place
 
 _WIDE = {"description_width": "7.5em"}
-_MOST = 1_000_000  # of what has no end: a field needs one
+_MOST = 10_000  # of what has no end: a field needs one
 _LABEL_GAP = "0 0 0 calc(7.5em + 9px)"
 _QUESTION_WIDTH = "calc(100% - 7.5em - 12px)"
 _QUESTION_GAP = "1px 0 1px calc(7.5em + 9px)"
@@ -114,9 +114,9 @@ class _Numbers:
 
     def show(self, state: State) -> None:
         counts_ranks = self._name == "num_processes"
-        most = state.most_processes if counts_ranks else None
-        self._field.max = _MOST if most is None else most
-        self._field.value = state.values[self._name]
+        value = state.values[self._name]
+        self._field.max = state.most_processes if counts_ranks else max(_MOST, value)
+        self._field.value = value
         self._range.value = picker_text.processes_range(state) if counts_ranks else ""
 
 

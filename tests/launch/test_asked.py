@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from notebook_accel import Accelerator, ConfigError, RunConfig, notebook_launcher
+from notebook_accel import (
+    Accelerator,
+    ConfigError,
+    DevicePicker,
+    LaunchPicker,
+    PrecisionPicker,
+    RunConfig,
+    notebook_launcher,
+)
 from notebook_accel.config.handlers import Handlers
 from notebook_accel.config.strategy import Ways, chosen_strategy
 from notebook_accel.errors import NotHere
@@ -195,6 +203,16 @@ def test_another_config_is_refused() -> None:
         notebook_launcher(told, config=5)
     assert error.value.what == "config=5 is no configuration"
     assert "RunConfig(num_processes=2)" in error.value.fix
+
+
+@pytest.mark.parametrize("kind", [LaunchPicker, DevicePicker, PrecisionPicker, RunConfig])
+def test_a_class_of_configs_is_answered_with_how_to_make_one(kind: type) -> None:
+    with pytest.raises(ConfigError) as error:
+        notebook_launcher(told, config=kind)
+    assert error.value.what == f"config={kind.__name__} is a class"
+    assert error.value.fix == f"make one: config={kind.__name__}()"
+    with pytest.raises(ConfigError, match="is no configuration"):
+        notebook_launcher(told, config=dict)
 
 
 def test_a_basic_config_takes_this_machine_and_spares_a_file_that_is_there(

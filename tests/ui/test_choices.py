@@ -151,4 +151,5 @@ def test_as_many_processes_are_offered_as_can_work() -> None:
     assert most_processes(chosen(hardware.KAGGLE), hardware.KAGGLE) == 2
     assert most_processes(chosen(hardware.KAGGLE, device=1), hardware.KAGGLE) == 1
     assert most_processes(chosen(hardware.MAC), hardware.MAC) == 1
-    assert most_processes(chosen(hardware.A100S, device="cpu"), hardware.A100S) is None
+    assert most_processes(chosen(hardware.A100S, device="cpu"), hardware.A100S) == 128
+    assert most_processes(chosen(hardware.PLAIN_CPU), hardware.PLAIN_CPU) == 64

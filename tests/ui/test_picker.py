@@ -21,7 +21,9 @@ from notebook_accel import (
     RunConfig,
     notebook_launcher,
 )
-from notebook_accel.errors import ConfigError
+from notebook_accel.config.wishes import FSDP
+from notebook_accel.errors import ConfigError, NotHere
+from notebook_accel.launch.machine import Machine
 from notebook_accel.ui import picker as picker_module
 from notebook_accel.ui.picker_state import LAUNCHER_TAKES
 from tests.support import hardware
@@ -183,13 +185,46 @@ def test_looking_again_reads_this_machine() -> None:
         (lambda: LaunchPicker(batch_size=0), "batch_size=0 is no number of samples"),
         (lambda: LaunchPicker(batch_size=2.5), "batch_size=2.5 is no number of samples"),
         (lambda: LaunchPicker(model="net"), "model='net' has no size"),
+        (lambda: LaunchPicker(strategy="ddpp"), "strategy='ddpp' is not known"),
+        (lambda: LaunchPicker(strategy=5), "strategy=5 is not known"),
+        (lambda: LaunchPicker(strategy=FSDP), "strategy=FSDP is a class"),
+        (lambda: DevicePicker(device="xpu"), "device='xpu' asks for what is not here yet"),
+        (lambda: DevicePicker(device="fake:64"), "device='fake:64' is nothing to pick"),
+        (lambda: DevicePicker(device=[0, 0]), "device=[0, 0]: "),
+        (lambda: PrecisionPicker(device=-1), "there is no GPU -1"),
+        (lambda: PrecisionPicker(device=[]), "device=[] is not a list of GPU numbers"),
     ],
 )
 def test_a_wrong_argument_is_refused_at_once(make: object, what: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises((ConfigError, NotHere)) as caught:
         make()  # type: ignore[operator]
     assert what in caught.value.what
     assert caught.value.fix
+
+
+@pytest.mark.parametrize("device", ["mps", 7, [1, 2], "cuda"])
+def test_what_another_machine_has_is_a_note_as_notebooks_travel(device: object) -> None:
+    picker = LaunchPicker(device=device, machine=hardware.PLAIN_CPU)  # type: ignore[arg-type]
+    assert picker.values["device"] == "cpu"
+    assert picker.findings[0].endswith("; now device='cpu'")
+
+
+@pytest.mark.parametrize(
+    ("machine", "taken"),
+    [
+        (hardware.PLAIN_CPU, "'auto', 'auto-or-cpu', 'cpu'"),
+        (hardware.KAGGLE, "'auto', 'auto-or-cpu', 'gpu', 'cuda', 'cpu', 0, 1"),
+        (hardware.MAC, "'auto', 'auto-or-cpu', 'mps', 'cpu'"),
+    ],
+)
+def test_what_an_error_proposes_as_a_device_can_be_picked(machine: Machine, taken: str) -> None:
+    with pytest.raises(ConfigError) as made:
+        DevicePicker(device=True, machine=machine)
+    error = refusal(DevicePicker(machine=machine), device=True)
+    assert str(error) == str(made.value)
+    assert error.fix == f"pass one of {taken}"
+    for value in eval(f"[{taken}]"):
+        DevicePicker(machine=machine).choose(device=value)
 
 
 def test_an_accelerator_takes_its_part() -> None:
@@ -233,10 +268,17 @@ def test_it_prints_itself_as_text() -> None:
     assert picker._repr_mimebundle_() == {"text/plain": repr(picker)}
 
 
-def test_a_cpu_takes_any_number_of_processes_and_says_so() -> None:
+def test_a_cpu_takes_as_many_processes_as_a_person_could_mean_and_says_so() -> None:
     picker = LaunchPicker(machine=hardware.PLAIN_CPU).choose(num_processes=40)
     assert picker.values["num_processes"] == 40
-    assert "  choose(num_processes=...)                1 or more" in repr(picker).splitlines()
+    assert "  choose(num_processes=...)                1 to 64" in repr(picker).splitlines()
+    error = refusal(picker, num_processes=10**9)  # which would be laid out rank by rank
+    assert error.what == "num_processes=1,000,000,000 on 4 cores is not offered"
+    assert error.fix.startswith("pick 64 or fewer; notebook_launcher itself starts")
+    made = LaunchPicker(num_processes=10**9, machine=hardware.PLAIN_CPU, name="slip")
+    assert made.findings[0].endswith("is not offered; now num_processes=1")
+    many = hardware.machine(num_cores=96)
+    assert LaunchPicker(machine=many).choose(num_processes=384).values["num_processes"] == 384
 
 
 def test_text_names_each_gpu_and_lists_of_them() -> None:

@@ -145,9 +145,17 @@ def test_the_range_of_processes_is_said_and_is_that_of_choose() -> None:
     picker = LaunchPicker(machine=hardware.KAGGLE)
     assert "1 to 2" in shown(picker).splitlines()
     picker.choose(device="cpu")
-    assert "1 or more" in shown(picker).splitlines()
+    assert "1 to 64" in shown(picker).splitlines()
     control(picker, "Processes").value = 40
     assert picker.values["num_processes"] == 40
+    control(picker, "Processes").value = 10_000_000
+    assert picker.values["num_processes"] == 64
+
+
+def test_a_number_chosen_in_code_is_shown_however_large() -> None:
+    picker = LaunchPicker(machine=hardware.KAGGLE)
+    picker.choose(gradient_accumulation_steps=2_000_000)
+    assert control(picker, "Accumulation").value == 2_000_000
 
 
 def test_what_goes_wrong_under_a_button_is_said_in_place() -> None:
