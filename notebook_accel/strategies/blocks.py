@@ -76,6 +76,13 @@ def _of_classes(model: nn.Module, names: Collection[str], strict: bool = True) -
     missing = [name for name in names if name not in there]
     if missing and strict:
         near = difflib.get_close_matches(missing[0], there, n=1)
+        if not there:
+            raise ConfigError(
+                f"transformer_cls_names_to_wrap names {missing[0]!r}, and {type(model).__name__} "
+                "has no modules inside",
+                "what is gathered by itself is a module inside of the model",
+                "leave the classes out: such a model is one block",
+            )
         raise ConfigError(
             f"transformer_cls_names_to_wrap names {missing[0]!r}, which is not in "
             f"{type(model).__name__}",

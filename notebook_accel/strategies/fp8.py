@@ -12,11 +12,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +26,7 @@ from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import rails
 from notebook_accel.ranks.hooks import Hook
+from notebook_accel.strategies.quiet import hushed
 
 Wanted = Callable[[nn.Module, str], bool]
 
@@ -277,16 +276,5 @@ def _share(model: nn.Module, inputs: Any) -> None:
 @functools.cache
 def float8() -> Any:
     """Import torchao's float8, without what it says of kernels for GPUs that are not here."""
-    with _quiet("torchao"), _quiet("torch.utils._pytree"):
+    with hushed("torchao"), hushed("torch.utils._pytree"):
         return importlib.import_module("torchao.float8")
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,9 @@ from notebook_accel.errors import ConfigError, Explained
 from notebook_accel.ranks.shards import is_sharded
 from notebook_accel.strategies.blocks import find_blocks
 from notebook_accel.strategies.compiled import uncompiled
+from notebook_accel.strategies.quiet import hushed
 
+_FAKES = "torch._subclasses.fake_tensor"
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 _Storages = dict[int, int]  # number of a storage -> its bytes
 
@@ -236,7 +239,7 @@ def _kept(
     half = HALVES.get(precision)
     saved = _Saved()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True), hushed(_FAKES, logging.CRITICAL):
             fake = _fake_copy(model)
             given = _map(batch, _fake)
             own = {_number(one) for one in [*fake.parameters(), *fake.buffers()]}
@@ -247,8 +250,8 @@ def _kept(
             with torch.enable_grad(), torch.random.fork_rng(devices=[]), keep, watch:
                 _call(fake, given, loss_fn, cast)
     except Exception as error:  # a model may do anything: then its activations stay unknown
-        first = str(error).splitlines()[0] if str(error) else ""
-        said = f"its forward pass failed on {described(batch)}: {type(error).__name__}: {first}"
+        told = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        said = f"its forward pass failed on {described(batch) or 'this batch'}: {told}"
         return None, said, False
     skip = own | set(watch.copies)
     parts = {

@@ -10,6 +10,7 @@ of all parts, whole states that every other strategy loads.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -170,6 +171,8 @@ def groups(size: int, world: World) -> tuple[Any, Any]:
             "the model is made of its layers",
             "pip install 'notebook-accel[megatron]', or leave layers out: torch's need no package",
         )
+    if world.device.type == "cpu":  # where those would not run either
+        warnings.filterwarnings("ignore", "(Transformer Engine and )?Apex (is|are) not installed")
     from megatron.core import parallel_state
 
     if not parallel_state.is_initialized():

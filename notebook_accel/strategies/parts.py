@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ class PartsEngine(Engine):
 
     def __init__(self, wish: Strategy, world: World, precision: Precision) -> None:
         super().__init__(wish, world, precision)
+        # DTensor advises, on every rank, to merge axes of a mesh: a wish has asked for each.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         self._moved: sharding.Moved = {}
         self._optimizers: list[Optimizer] = []
 

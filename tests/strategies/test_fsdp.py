@@ -159,6 +159,13 @@ def test_a_class_that_is_not_there_is_refused_with_the_nearest() -> None:
     assert error.value.fix == "write 'Block'"
 
 
+def test_a_model_without_modules_inside_is_said_to_be_one() -> None:
+    with pytest.raises(ConfigError) as error:
+        find_blocks(nn.Linear(2, 2), "transformer_based_wrap", ["Block"])
+    assert "names 'Block', and Linear has no modules inside" in error.value.what
+    assert error.value.fix == "leave the classes out: such a model is one block"
+
+
 def test_no_known_class_is_refused_where_one_is_needed() -> None:
     with pytest.raises(ConfigError) as error:
         find_blocks(Flat(), "transformer_based_wrap")

@@ -131,10 +131,22 @@ def test_a_batch_is_what_the_model_is_called_with_or_a_pair(batch: Any, shapes: 
     assert kept is not None and (kept.total, kept.batch) == (8 * 10 * 4, shapes)
 
 
-def test_a_model_that_fails_on_the_input_is_still_counted() -> None:
+def test_a_model_that_fails_on_the_input_is_still_counted_without_torchs_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     sizes = measure(nn.Linear(10, 2), torch.zeros(3, 7))
     assert sizes.num_parameters == 22 and sizes.kept is None
     assert "its forward pass failed on 3 x 7: " in sizes.why
+    assert caplog.records == []
+
+
+def test_a_failure_without_words_on_a_batch_without_shapes_is_told_by_its_kind() -> None:
+    class Mute(nn.Linear):
+        def forward(self, x: object) -> Tensor:
+            raise TypeError
+
+    why = measure(Mute(10, 2), "a word").why
+    assert why == "its forward pass failed on this batch: TypeError"
 
 
 def test_tied_parameters_count_once_and_frozen_ones_do_not_learn() -> None:

@@ -158,3 +158,21 @@ def test_among_one_reader_only_layers_are_divided_and_any_optimizer_trains_the_m
         assert values == pytest.approx(wanted, abs=1e-6)
         assert kinds == ["DTensor", "Parameter"]
         assert "layers divided over 2 ranks" in lines and "sharded" not in lines
+
+
+def measures_a_norm() -> float:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(Net())
+    accelerator.backward(model(torch.ones(2, 4)).square().mean())
+    return float(accelerator.clip_grad_norm_(model.parameters(), 1.0))
+
+
+def test_torchs_advice_on_axes_that_a_wish_has_named_is_left_out(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    wish = TensorParallel(2, plan=PLAN)
+    run = notebook_launcher(measures_a_norm, (), 4, device="cpu", strategy=wish, timeout_s=60)
+    assert len(set(run)) == 1
+    printed = "".join(capfd.readouterr())
+    assert "suboptimal" not in printed
+    assert "Launching on 4 CPU processes" in printed
