@@ -21,7 +21,7 @@ from notebook_accel.ui import words
 from notebook_accel.ui.curves import Curve
 from notebook_accel.ui.pace import Pace
 from notebook_accel.ui.panel import Panel
-from notebook_accel.ui.series import drawable, groups, is_rate, split
+from notebook_accel.ui.series import groups, is_rate, pictures, split
 
 MAX_SERIES = 16
 MAX_COLUMNS = 1200  # of all series together
@@ -88,7 +88,7 @@ class Canvas:
 
 def snapshot(panel: Panel) -> tuple[dict[str, Any], bytes]:
     """The panel as the page wants it: words, and the numbers of all curves in one piece."""
-    names = [name for group in groups(drawable(panel.history)) for name in group.names]
+    names = [name for group in pictures(panel.history) for name in group.names]
     curves = _drawn([panel.curves[name] for name in names])
     marks = panel.timeline.with_newest()
     controls = panel.controls
@@ -126,6 +126,7 @@ def _described(panel: Panel, curve: Curve) -> dict[str, Any]:
         "metric": split(curve.name)[0],
         "size": len(curve.steps),
         "exact": curve.is_exact,
+        "dots": curve.has_dots,
         "said": words.latest(panel.history, curve.name),
         "last": curve.last if np.isfinite(curve.last) else None,
         "broken": _runs(curve),

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from notebook_accel.ui import words
-from notebook_accel.ui.curves import Curve, Floats
+from notebook_accel.ui.curves import Curve, Extent, Floats
 
 WIDTH, HEIGHT = 720, 250
 MAX_LINES = 6
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 596, 14, 214
 _DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "1 4")
-_LOG_FROM = 1e4
 _LABEL_PX = 32
 
 STYLE = """
@@ -30,6 +29,7 @@ STYLE = """
 .chart .grid { stroke: var(--line); stroke-width: 1; }
 .chart .axis { stroke: var(--faint); stroke-width: 1; }
 .chart .curve { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
+.chart .dots { stroke-width: 5.5; }
 .chart .band { opacity: .16; stroke: none; }
 .chart .alarm { stroke: var(--bad); stroke-width: 1.6; }
 """ + "".join(
@@ -39,10 +39,13 @@ STYLE = """
 )
 
 
-def svg(curves: Sequence[Curve], label: str, may_be_log: bool = True) -> str:
-    """Draw curves that share an axis; ``label`` says in words what is to be seen."""
+def svg(curves: Sequence[Curve], metric: str, label: str, last_step: int) -> str:
+    """Draw curves of one number; ``label`` says in words what is to be seen.
+
+    Charts of one page have the same ``last_step``, to be read one below the other.
+    """
     shown = curves[:MAX_LINES]
-    scale = _Scale(shown, may_be_log)
+    scale = _Scale(Extent.of(shown, metric), last_step)
     parts = [
         *_grid(scale),
         *(_line(curve, number, scale) for number, curve in enumerate(shown)),
@@ -58,21 +61,15 @@ def svg(curves: Sequence[Curve], label: str, may_be_log: bool = True) -> str:
 
 
 class _Scale:
-    """From steps and values to places in the picture."""
+    """From steps and values to places in the picture; without an extent it has no values."""
 
-    def __init__(self, curves: Sequence[Curve], may_be_log: bool) -> None:
-        every = np.concatenate([side for one in curves for side in (one.lows, one.highs)])
-        finite = every[np.isfinite(every)]
-        self.last_step = max(1.0, *(float(one.steps[-1]) for one in curves))
-        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-        self.is_log = may_be_log and 0 < _LOG_FROM * low < high
+    def __init__(self, extent: Extent | None, last_step: int) -> None:
+        self.last_step = max(1, last_step)
+        self.is_empty = extent is None
+        extent = extent or Extent(0.0, 1.0)
+        self.is_log, self.low, self.high = extent.is_log, extent.low, extent.high
         if self.is_log:
-            low, high = math.log10(low), math.log10(high)
-        elif 0 <= low < 0.4 * high:  # a loss is read against zero
-            low = 0.0
-        margin = 0.05 * (high - low) or 0.1 * abs(high) or 0.1
-        self.low = low if low == 0 and not self.is_log else low - margin
-        self.high = high + margin
+            self.low, self.high = math.log10(extent.low), math.log10(extent.high)
 
     def x(self, steps: Floats) -> Floats:
         """Give where ``steps`` lie from left to right."""
@@ -86,6 +83,8 @@ class _Scale:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Give round values with their labels."""
+        if self.is_empty:
+            return []
         if not self.is_log:
             return [(value, _label(value)) for value in _round_steps(self.low, self.high, 5)]
         exponents = range(math.ceil(self.low), math.floor(self.high) + 1)
@@ -132,6 +131,9 @@ def _line(curve: Curve, number: int, scale: _Scale) -> str:
         parts.append(f'<polygon class="band c{number}" points="{points}"/>')
     dashes = f' stroke-dasharray="{_DASHES[number]}"' if _DASHES[number] else ""
     parts.append(f'<path class="curve c{number}"{dashes} d="{_path(x, y)}"/>')
+    if curve.has_dots:
+        dots = "".join(f"M{a:.1f},{b:.1f}h0" for a, b in zip(x, y, strict=True) if math.isfinite(b))
+        parts.append(f'<path class="curve dots c{number}" d="{dots}"/>')
     for step in curve.broken[:50]:
         at = float(scale.x(np.array([step]))[0])
         parts.append(
@@ -167,11 +169,12 @@ def _labels(curves: Sequence[Curve], scale: _Scale) -> Iterable[str]:
         name = curve.name if len(curve.name) <= 15 else curve.name[:14] + "…"
         dashes = f' stroke-dasharray="{_DASHES[number]}"' if _DASHES[number] else ""
         bad = "" if math.isfinite(curve.last) else ' class="bad"'
+        newest = words.said(curve.name, curve.last)
         yield (
             f'<path class="curve c{number}"{dashes} d="M{_RIGHT + 6},{y:.1f}h16"/>'
             f'<text class="name c{number}" x="{_RIGHT + 28}" y="{y + 4:.1f}">'
             f"{html.escape(name)}</text>"
-            f'<text{bad} x="{_RIGHT + 28}" y="{y + 17:.1f}">{words.precise(curve.last)}</text>'
+            f'<text{bad} x="{_RIGHT + 28}" y="{y + 17:.1f}">{newest}</text>'
         )
 
 

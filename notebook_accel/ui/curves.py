@@ -6,15 +6,20 @@ finite. When there are too many columns, neighbors are joined. No spike is ever 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notebook_accel.events.history import History, Series
+from notebook_accel.ui.series import is_loss, is_rate
 
 Floats = NDArray[np.float64]
 MAX_COLUMNS = 512
+_LOG_FROM = 1e5  # a straight scale shows a loss as people know it; only wild ranges leave it
+_FEW = 24
+_LARGEST = 1e307  # what is beyond is cut off: nothing could be reckoned with it
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ class Curve:
         """Whether each column is one entry of the series."""
         return bool(np.array_equal(self.lows, self.highs, equal_nan=True))
 
+    @property
+    def has_dots(self) -> bool:
+        """Whether each value is to be seen as a dot; a setting holds between two of its own."""
+        return len(self.steps) <= _FEW and not is_rate(self.name)
+
     def narrowed(self, num_columns: int) -> Curve:
         """The same in at most ``num_columns`` columns (two at least), the newest one kept."""
         size = len(self.steps) - 1
@@ -59,6 +69,30 @@ class Curve:
             self.broken,
             self.last,
         )
+
+
+@dataclass(frozen=True)
+class Extent:
+    """From which value to which a picture shows its curves, and whether by powers of ten."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    @staticmethod
+    def of(curves: Sequence[Curve], metric: str) -> Extent | None:
+        """The extent that shows ``curves`` of one number; None where none of them has any value."""
+        sides = [side for one in curves for side in (one.lows, one.highs)]
+        values = np.concatenate([side[np.isfinite(side)] for side in sides])
+        if not len(values):
+            return None
+        low, high = np.clip((values.min(), values.max()), -_LARGEST, _LARGEST).tolist()
+        if is_loss(metric) and 0 < _LOG_FROM * low < high:
+            return Extent(low / 1.5, high * 1.5, is_log=True)
+        if low >= 0 and (low < 0.4 * high or (is_rate(metric) and high > 0)):  # read against zero
+            return Extent(0.0, high * 1.06)
+        margin = 0.08 * (high - low) or 0.1 * abs(high) or 0.1
+        return Extent(low - margin, high + margin)
 
 
 class Columns:

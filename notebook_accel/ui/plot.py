@@ -18,15 +18,14 @@ from matplotlib.ticker import NullLocator
 
 from notebook_accel.events.history import History
 from notebook_accel.ui import ink, words
-from notebook_accel.ui.curves import Curve, Curves
-from notebook_accel.ui.series import Group, drawable, groups, is_loss, is_rate
+from notebook_accel.ui.curves import Curve, Curves, Extent
+from notebook_accel.ui.series import Group, pictures
 
 WIDTH_PX, HEIGHT_PX, ROW_PX = 720, 280, 240
 MAX_PANELS = 4
 _DPI = 100
 _COLUMNS = 300  # of a panel as wide as the picture: more than a line can show apart
 _MAX_LINES = 4  # per panel
-_LOG_FROM = 1e5  # a straight scale shows a loss as people know it; only wild ranges leave it
 _ALARM = "#b3261e"
 _PENS = tuple(zip(ink.COLORS, ink.STYLES, "os^D", strict=True))
 _LOCK = threading.Lock()  # Agg's font cache is shared; two launches may draw at once
@@ -45,7 +44,7 @@ class Card:
 
     def png(self, curves: Curves, scale: float = 1.0) -> bytes:
         """Draw the curves as PNG bytes, ``scale`` x 720 pixels wide."""
-        found = groups(drawable(curves.history))
+        found = pictures(curves.history)
         shown, hidden = found[:MAX_PANELS], found[MAX_PANELS:]
         with _LOCK:
             if self._figure is None or len(shown) != len(self._panels):
@@ -103,20 +102,20 @@ def _draw_panel(axes: Any, curves: list[Curve], last_step: int, metric: str) -> 
     shown = curves[:_MAX_LINES]
     for item, pen in zip(shown, _PENS, strict=False):
         _draw_line(axes, item, *pen)
-    _set_limits(axes, shown, last_step, may_be_log=is_loss(metric))
+    axes.set_xlim(0, max(1, last_step))
+    _set_heights(axes, Extent.of(shown, metric))
     _label_ends(axes, shown, len(curves) - len(shown))
 
 
 def _draw_line(axes: Any, item: Curve, color: str, style: str, marker: str) -> None:
     axes.fill_between(item.steps, item.lows, item.highs, color=color, alpha=0.18, linewidth=0)
-    few = len(item.steps) <= 24
     axes.plot(
         item.steps,
         item.means,
         color=color,
         linestyle=style,
         linewidth=1.5,
-        marker=marker if few else None,
+        marker=marker if item.has_dots else None,
         markersize=3.5,
         clip_on=False,
     )
@@ -131,29 +130,15 @@ def _draw_line(axes: Any, item: Curve, color: str, style: str, marker: str) -> N
         )
 
 
-def _set_limits(axes: Any, curves: list[Curve], last_step: int, may_be_log: bool) -> None:
-    axes.set_xlim(0, max(1, last_step))
-    finite = [v[np.isfinite(v)] for item in curves for v in (item.lows, item.highs)]
-    values = np.concatenate(finite)
-    axes.yaxis.set_visible(bool(len(values)))
-    if not len(values):
-        axes.set_yscale("linear")
-        axes.set_ylim(0, 1)
-        return
-    low, high = float(values.min()), float(values.max())
-    scale = "log" if may_be_log and 0 < _LOG_FROM * low < high else "linear"
+def _set_heights(axes: Any, extent: Extent | None) -> None:
+    axes.yaxis.set_visible(extent is not None)
+    scale = "log" if extent is not None and extent.is_log else "linear"
     if axes.get_yscale() != scale:
         axes.set_yscale(scale)
         axes.yaxis.set_minor_locator(NullLocator())
         if scale == "linear":
             axes.yaxis.set_major_formatter(_plain)
-    if scale == "log":
-        axes.set_ylim(low / 1.5, high * 1.5)
-    elif 0 <= low < 0.4 * high or (low >= 0 and is_rate(curves[0].name)):  # read against zero
-        axes.set_ylim(0, high * 1.06)
-    else:
-        margin = 0.08 * (high - low) or 0.1 * abs(high) or 0.1
-        axes.set_ylim(low - margin, high + margin)
+    axes.set_ylim(*((0, 1) if extent is None else (extent.low, extent.high)))
 
 
 def _style(axes: Any, is_wide: bool, is_last: bool) -> None:
@@ -178,11 +163,11 @@ def _label_ends(axes: Any, curves: list[Curve], num_hidden: int) -> None:
         if np.isfinite(item.last):
             height = to_axes.transform((item.steps[-1], item.means[-1]))[1]
         anchors.append((float(height), item, color))
-    floor = 0.0
+    floor = 0.06  # not so low that it would touch the steps
     for height, item, color in sorted(anchors, key=lambda anchor: anchor[0]):
         floor = max(height, floor)
         name = item.name if len(item.name) <= 11 else item.name[:10] + "…"
-        text = f"{name}\n{words.precise(item.last)}"
+        text = f"{name}\n{words.said(item.name, item.last)}"
         alarm = color if np.isfinite(item.last) else _ALARM
         axes.annotate(
             text,

@@ -6,6 +6,7 @@ No script, no outside asset; light or dark as the reader's system is, white on p
 from __future__ import annotations
 
 import html
+import math
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from notebook_accel.ui import chart, words
 from notebook_accel.ui.curves import Curves
 from notebook_accel.ui.report_style import STYLE
 from notebook_accel.ui.runs import MARKS
-from notebook_accel.ui.series import groups, is_loss
+from notebook_accel.ui.series import groups, pictures
 
 MAX_LOG_LINES = 200
 _TONES = {"finished": "good", "stopped": "calm", "running": "calm"}
@@ -96,13 +97,15 @@ def _numbers(record: Record) -> str:
     history, story = record.history, record.story
     cards: list[tuple[str, str, str]] = []
     if history.get("loss"):
-        values, steps = history["loss"], history.steps("loss")
-        best = min(zip(values, steps, strict=True), key=lambda one: (one[0] != one[0], one[0]))
-        note = f"from {words.number(values[0])}"
-        if best[1] != steps[-1]:
-            note += f", best {words.number(best[0])} at {best[1]:,}"
-        cards.append(("loss", words.number(values[-1]), note))
-    cards.append(("optimizer steps", f"{record.step:,}", _passes(record)))
+        first, last = history["loss"][0], history["loss"][-1]
+        note = f"from {words.number(first)}"
+        best, at = min(words.finite_points(history, "loss"), default=(math.nan, 0))
+        if math.isfinite(best) and best != last:
+            note += f", best {words.number(best)} at {at:,}"
+        cards.append(("loss", words.number(last), note))
+    stepped = any(rank.step for rank in story.ranks) or not record.step
+    name = "optimizer steps" if stepped else "steps logged"
+    cards.append((name, f"{record.step:,}", _passes(record)))
     samples = sum(rank.samples for rank in story.ranks)
     if samples:
         pace = f"{words.rate(samples / story.took_s)} a second" if story.took_s else ""
@@ -123,22 +126,24 @@ def _numbers(record: Record) -> str:
 def _passes(record: Record) -> str:
     first = record.story.ranks[0]
     if first.from_step:
-        return f"of them {first.step - first.from_step:,} in this run"
+        return f"{first.step - first.from_step:,} in this run, from step {first.from_step:,}"
     return f"in {first.epoch + 1} passes over the data" if first.epoch else ""
 
 
 def _charts(record: Record) -> str:
-    curves = Curves(record.history)
-    facts = dict(zip(record.history, words.facts(record.history).splitlines(), strict=False))
+    history, curves = record.history, Curves(record.history)
+    drawn = {group.metric: group.names for group in pictures(history)}
     figures = []
-    for group in groups(record.history):
-        drawn = [curves[name] for name in group.names]
-        said = [facts.get(name, name) for name in group.names]
-        worth_drawing = any(len(record.history[name]) > 1 for name in group.names)
-        picture = chart.svg(drawn, "; ".join(said), is_loss(group.metric)) if worth_drawing else ""
+    for group in groups(history):
+        said = [words.fact(history, name) for name in group.names]
+        picture = ""
+        if group.metric in drawn:
+            members = [curves[name] for name in drawn[group.metric]]
+            image = chart.svg(members, group.metric, "; ".join(said), curves.last_step)
+            picture = f'<div class="wide">{image}</div>'
         lines = "<br>".join(html.escape(line).replace("-&gt;", "→") for line in said)
         figures.append(
-            f'<figure><h3>{html.escape(group.metric)}</h3><div class="wide">{picture}</div>'
+            f"<figure><h3>{html.escape(group.metric)}</h3>{picture}"
             f"<figcaption>{lines}</figcaption></figure>"
         )
     body = "".join(figures) or '<p class="faint">Nothing was reported.</p>'

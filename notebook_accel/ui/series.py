@@ -42,9 +42,14 @@ def groups(names: Iterable[str]) -> list[Group]:
     return sorted(made, key=lambda group: _order(group.metric))
 
 
-def drawable(history: History) -> list[str]:
-    """The names of series that are curves: a setting that never changed is none."""
-    return [name for name in history if not is_rate(name) or history.series(name).settled > 1]
+def pictures(history: History) -> list[Group]:
+    """The groups that are drawn, in the same order: one point alone is a number and no curve.
+
+    It is drawn beside a curve of the same number, unless it is a setting that never changed.
+    """
+    curves = {name for name in history if history.series(name).settled > 1}
+    drawn = groups(name for name in history if name in curves or not is_rate(name))
+    return [group for group in drawn if not curves.isdisjoint(group.names)]
 
 
 def is_loss(name: str) -> bool:

@@ -49,7 +49,11 @@ def pace(rates: Rates) -> list[tuple[str, str, str]]:
 
 def latest(history: History, name: str) -> str:
     """The newest value of a series."""
-    value = history.last(name)
+    return said(name, history.last(name))
+
+
+def said(name: str, value: float) -> str:
+    """A value of the series ``name``, the same in every picture and text."""
     return brief(value) if is_rate(name) else precise(value)
 
 
@@ -81,19 +85,18 @@ def task(one: Task) -> str:
 
 def facts(history: History) -> str:
     """The picture in words, one line per series."""
-    return "\n".join(_fact(history, name) for name in history)
+    return "\n".join(fact(history, name) for name in history)
 
 
-def _fact(history: History, name: str) -> str:
+def fact(history: History, name: str) -> str:
+    """One series in words."""
     values, steps = history[name], history.steps(name)
     if is_rate(name):
         return f"{name} {_way(values)}"
     if len(values) == 1:
         return f"{name} {precise(values[0])} at step {steps[0]}"
     text = f"{name} {precise(values[0])} -> {precise(values[-1])} over {_span(steps)}"
-    finite = [
-        (value, step) for value, step in zip(values, steps, strict=True) if math.isfinite(value)
-    ]
+    finite = finite_points(history, name)
     if len(finite) > 1:
         best = min(finite) if is_loss(name) else max(finite, key=lambda pair: pair[0])
         word = "best" if is_loss(name) else "highest"
@@ -102,6 +105,12 @@ def _fact(history: History, name: str) -> str:
         first = next(step for v, step in zip(values, steps, strict=True) if not math.isfinite(v))
         text += f"; {len(values) - len(finite)} not finite, the first at {first}"
     return text
+
+
+def finite_points(history: History, name: str) -> list[tuple[float, int]]:
+    """The values of a series that are numbers, with their steps."""
+    pairs = zip(history[name], history.steps(name), strict=True)
+    return [(value, step) for value, step in pairs if math.isfinite(value)]
 
 
 def _way(values: list[float]) -> str:
@@ -113,9 +122,10 @@ def _way(values: list[float]) -> str:
 
 
 def _span(steps: list[int]) -> str:
-    if len(steps) > steps[-1] // 2:
-        return f"{steps[-1]} steps"
-    return f"{len(steps)} points up to step {steps[-1]}"
+    first, last = steps[0], steps[-1]
+    if len(steps) <= (last - first + 1) // 2:
+        return f"{len(steps)} points up to step {last}"
+    return f"steps {first} to {last}" if first > 1 else f"{last - first + 1} steps"
 
 
 def precise(value: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics
-from notebook_accel.ui.curves import MAX_COLUMNS, Curves
+from notebook_accel.ui.curves import MAX_COLUMNS, Curves, Extent
 
 
 def feed(history, values, first=1, rank=0, piece=97):
@@ -86,3 +86,33 @@ def test_the_last_step_is_that_of_the_longest_curve():
     feed(history, [1.0] * 7)
     history.handle(Metrics(0, [("accuracy", 12, 0.5)]))
     assert curves.last_step == 12
+
+
+def extent_of(metric, *values):
+    history = History()
+    history.handle(Metrics(0, [(metric, step, value) for step, value in enumerate(values, 1)]))
+    return Extent.of([Curves(history)[metric]], metric)
+
+
+def test_a_picture_reaches_from_zero_where_that_is_how_its_number_is_read():
+    assert extent_of("loss", 2.0, 0.5) == Extent(0.0, 2.0 * 1.06)
+    assert extent_of("accuracy", 0.9, 0.95).low > 0.8
+    assert extent_of("lr", 0.1, 0.09).low == 0.0
+    assert extent_of("loss", math.nan, math.inf) is None
+    assert extent_of("loss", 1e-9, 1e9).is_log and not extent_of("norm", 1e-9, 1e9).is_log
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (5.0, 5.0), (-1e308, 1e308), (0.01, 0.01)])
+@pytest.mark.parametrize("metric", ["loss", "lr"])
+def test_a_picture_always_has_some_height(metric, values):
+    extent = extent_of(metric, *values)
+    assert extent.low < extent.high and math.isfinite(extent.high - extent.low)
+
+
+def test_few_values_are_seen_as_dots_but_for_a_setting_that_holds_between_them():
+    history = History()
+    history.handle(Metrics(0, [(name, step, 1.0) for name in ("loss", "lr") for step in (1, 2)]))
+    curves = Curves(history)
+    assert (curves["loss"].has_dots, curves["lr"].has_dots) == (True, False)
+    feed(history, [1.0] * 100, first=3)
+    assert not curves["loss"].has_dots

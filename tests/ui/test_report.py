@@ -15,6 +15,9 @@ from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics, Output, Progress, Returned, Started
 from notebook_accel.events.records import LOST, Record, Recorder
 from notebook_accel.events.story import About
+from notebook_accel.ui import canvas, plot
+from notebook_accel.ui.curves import Curves
+from notebook_accel.ui.panel import Panel
 from notebook_accel.ui.report import page, write
 
 VOID = {"meta", "line", "br", "path", "polygon"}
@@ -148,6 +151,53 @@ def test_curves_of_every_shape_can_be_drawn() -> None:
     ):
         seen = Outline(page(a_record(points("loss", *map(float, values)))))
         assert "NaN" not in seen.words and seen.tags.count("svg") == (len(values) > 1)
+        heights = seen.tags.count("line") - seen.tags.count("svg")  # but for the line of steps
+        assert bool(heights) == (len(values) > 1 and any(map(math.isfinite, values)))
+
+
+def test_a_loss_that_was_never_a_number_has_no_best() -> None:
+    seen = Outline(page(a_record(points("loss", math.nan, math.nan))))
+    assert "from nan" in seen.words and "best" not in seen.words
+
+
+def test_a_number_that_is_no_curve_is_told_without_room_for_a_picture() -> None:
+    text = page(a_record(points("loss", 2.0, 1.0), points("lr", 0.01), points("accuracy", 0.5)))
+    assert "lr 0.01" in text and "accuracy 0.500 at step 1" in text
+    assert text.count("<svg") == text.count('<div class="wide"><svg') == 1
+    assert '<div class="wide"></div>' not in text
+
+
+def test_all_charts_of_a_report_have_the_same_steps_below_them() -> None:
+    late = Metrics(0, [("accuracy", 10, 0.5), ("accuracy", 20, 0.9)])
+    text = page(a_record(points("loss", *[1 / step for step in range(1, 41)]), late))
+    drawn = re.findall(r"<svg.*?</svg>", text)
+    steps = [re.findall(r'text-anchor="middle">([\d,]+)<', one) for one in drawn]
+    assert len(drawn) == 2 and steps[0] == steps[1] and steps[0][-1] == "40"
+
+
+def test_steps_that_only_logs_count_are_called_so() -> None:
+    record = a_record(Started(0, 11, "cpu", 1), points("accuracy", 0.1, 0.2, 0.3))
+    words = Outline(page(record)).words
+    assert "steps logged3" in words and "optimizer steps" not in words
+
+
+def test_a_resumed_run_tells_how_much_of_it_was_its_own_work() -> None:
+    record = a_record(Started(0, 11, "cpu", 1), Progress(0, 144, 5, 9, 20, 2688, from_step=60))
+    words = Outline(page(record)).words
+    assert "optimizer steps14484 in this run, from step 60" in words and "2,688" in words
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.00012345, 3e-5])
+def test_a_learning_rate_reads_the_same_in_every_picture(rate: float) -> None:
+    rates = points("lr", 1.0, rate)
+    history = a_record(rates).history
+    card = plot.Card("run")
+    card.png(Curves(history))
+    in_png = card._panels[0].texts[0].get_text().splitlines()[1]
+    panel = Panel(history, "run", 1)
+    in_canvas = canvas.snapshot(panel)[0]["series"][0]["said"]
+    svg = re.findall(r"<svg.*?</svg>", page(a_record(rates)))[0]
+    assert in_png == in_canvas == f"{rate:.3g}" and f">{in_png}</text>" in svg
 
 
 def test_no_coordinate_of_a_curve_is_lost() -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from notebook_accel.ui.series import groups, is_rate, split
+from notebook_accel.events.history import History
+from notebook_accel.events.model import Metrics
+from notebook_accel.ui.series import groups, is_rate, pictures, split
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,13 @@ def test_train_and_validation_stand_together_losses_first_and_rates_last():
         ("accuracy", ("accuracy", "val_accuracy")),
         ("lr", ("lr",)),
     ]
+
+
+def test_one_point_is_no_picture_but_stands_beside_a_curve_unless_it_is_a_setting():
+    history = History()
+    for name, num in (("loss", 2), ("val_loss", 1), ("accuracy", 1), ("lr", 2), ("lr/2", 1)):
+        history.handle(Metrics(0, [(name, step, 1.0) for step in range(num)]))
+    assert [group.names for group in pictures(history)] == [("loss", "val_loss"), ("lr",)]
 
 
 def test_learning_rates_are_known_by_their_names():

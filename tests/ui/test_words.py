@@ -86,6 +86,16 @@ def test_the_facts_count_what_is_not_finite():
 def test_the_facts_of_few_points_say_where_they_are():
     history = history_of(loss=[2.0])
     assert words.facts(history) == "loss 2.000 at step 1"
+    assert words.facts(history_of(loss=[2.0, 1.0])).endswith("over 2 steps, best 1.000 at 2")
+    for steps, said in (
+        ((0, 1, 2), "over 3 steps"),
+        ((61, 62, 63), "over steps 61 to 63"),
+        ((2, 4, 6), "over steps 2 to 6"),
+        ((10, 20, 30), "over 3 points up to step 30"),
+    ):
+        history = History()
+        history.handle(Metrics(0, [("accuracy", step, 0.5) for step in steps]))
+        assert words.facts(history).startswith(f"accuracy 0.500 -> 0.500 {said}, highest")
     history = History()
     history.handle(Metrics(0, [("accuracy", 50, 0.5), ("accuracy", 100, 1234.5)]))
     assert words.facts(history) == (

@@ -200,8 +200,8 @@ class Chart {
         });
       }
     }
-    const log = wishes.log && low > 0 && low < high;
-    if (!(low <= high)) [low, high] = [0, 1];
+    const log = wishes.log && low > 0 && low < high, none = !(low <= high);
+    if (none) [low, high] = [0, 1]; // no number so far: no heights to write beside it
     else if (log) [low, high] = [low / 1.15, high * 1.15];
     else if (low >= 0 && (low < 0.4 * high || series[0].fromZero)) [low, high] = [0, high * 1.06];
     else {
@@ -214,7 +214,7 @@ class Chart {
     this.x = (x) => EDGE.left + ((x - left) / (right - left)) * inner.width;
     this.y = (y) => EDGE.top + (1 - (bend(y) - bend(low)) / (bend(high) - bend(low))) * inner.height;
 
-    this.grid(pen, colors, left, right, log ? decades(low, high) : ticks(low, high, 5), width);
+    this.grid(pen, colors, left, right, none ? [] : log ? decades(low, high) : ticks(low, high, 5), width);
     lines.forEach((one, i) => this.line(pen, one, LINES[i % LINES.length], theme, colors));
     this.labels(pen, lines, theme, colors, width);
     this.hair(pen, lines, theme, colors, width);
@@ -242,17 +242,19 @@ class Chart {
     }
     pen.textAlign = "center";
     pen.textBaseline = "alphabetic";
-    const places = ticks(left, right, Math.max(2, (width - 130) / 70));
-    for (const [value, text] of places) {
+    let end = width - EDGE.right;
+    for (const [value, number] of ticks(left, right, Math.max(2, (width - 130) / 70))) {
       if (axis === "step" && !Number.isInteger(value)) continue;
-      pen.fillText(axis === "time" ? clock(value) : text, this.x(value), HEIGHT - 7);
+      const text = axis === "time" ? clock(value) : number;
+      pen.fillText(text, this.x(value), HEIGHT - 7);
+      end = Math.max(end, this.x(value) + pen.measureText(text).width / 2);
     }
     pen.textAlign = "left";
-    pen.fillText(AXES[axis].replace("optimizer ", ""), width - EDGE.right + 8, HEIGHT - 7);
+    pen.fillText(AXES[axis].replace("optimizer ", ""), end + 8, HEIGHT - 7);
   }
 
   line(pen, one, style, theme, colors) {
-    const { xs, shown, lows, highs, exact } = one, color = style[theme], size = xs.length;
+    const { xs, shown, lows, highs, exact, dots } = one, color = style[theme], size = xs.length;
     const wild = this.panel.wishes.smooth > 0;
     pen.save();
     pen.beginPath();
@@ -284,7 +286,7 @@ class Chart {
     stroke(shown, 1, 1.8, style.dash);
     pen.setLineDash([]);
     pen.globalAlpha = 1;
-    if (size <= 24) {
+    if (dots) {
       pen.fillStyle = color;
       for (let i = 0; i < size; i += 1) {
         if (!Number.isFinite(shown[i])) continue;
