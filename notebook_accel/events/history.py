@@ -159,6 +159,7 @@ class History(Mapping[str, "list[float]"]):
 
     def series(self, name: str) -> Series:
         """The curve ``name`` as it is stored, for drawing."""
+        name = str(name)  # as ``accelerator.log`` makes its names
         if name not in self._series:
             known = ", ".join(self) or "none"
             raise NoSuchSeries(
@@ -183,7 +184,8 @@ class History(Mapping[str, "list[float]"]):
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._series and self._series[str(name)].settled > 0
+        series = self._series.get(str(name))
+        return series is not None and series.settled > 0
 
     def __repr__(self) -> str:
         lengths = ", ".join(f"{name}: {self._series[name].settled} steps" for name in self)
@@ -198,7 +200,7 @@ class History(Mapping[str, "list[float]"]):
     def last(self, name: str) -> float:
         """The newest value of ``name``; NaN while there is none."""
         with _WRITING:
-            series = self._series.get(name)
+            series = self._series.get(str(name))
             return series.mean(series.settled - 1) if series and series.settled else float("nan")
 
     def rows(self) -> list[dict[str, float | int | None]]:

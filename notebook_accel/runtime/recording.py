@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import NoneType
@@ -22,6 +23,7 @@ from notebook_accel.runtime.trackers.files import JSONLTracker
 from notebook_accel.runtime.tracking import filter_trackers
 
 Trackers = list[GeneralTracker]
+MAX_STEP = 2**62
 
 
 class Recording:
@@ -113,11 +115,12 @@ class Recording:
     ) -> None:
         """Log named values of rank 0: numbers to the run's curves, everything to its trackers.
 
-        ``step`` is an optimizer step. Left out, curves and files take the newest one (logs are
-        counted where nothing prepared steps), and a backend that counts by itself counts.
-        ``log_kwargs`` holds further arguments for each tracker's ``log``, under its name.
+        Names are made strings: ``{3: accuracy}`` is called "3". ``step`` is an optimizer step. Left
+        out, curves and files take the newest one (logs are counted where nothing prepared steps),
+        and a backend that counts by itself counts. ``log_kwargs`` holds further arguments for each
+        tracker's ``log``, under its name.
 
-        Errors: RuntimeMisuse for values without names.
+        Errors: RuntimeMisuse for values without names, or a step that is no whole number.
         """
         if not isinstance(values, Mapping):
             raise RuntimeMisuse(
@@ -125,16 +128,18 @@ class Recording:
                 "each value needs the name of the curve that it belongs to",
                 'write accelerator.log({"loss": value})',
             )
+        step = None if step is None else _whole(step)
         if self._world.rank != 0:
             return
         newest = self._clock.step or self._num_logs
         self._num_logs += 1
+        named = {str(name): value for name, value in values.items()}
         if self._live is not None:
-            self._live.log(values, newest if step is None else step)
+            self._live.log(named, newest if step is None else step)
         if not self.trackers:
             self._say_that_nothing_is_open()
             return
-        read = {name: _number(value) for name, value in values.items()}
+        read = {name: _number(value) for name, value in named.items()}
         for tracker in self.trackers:
             at = newest if step is None and tracker.needs_steps else step
             tracker.log(read, step=at, **(log_kwargs or {}).get(tracker.name, {}))
@@ -182,6 +187,22 @@ class Recording:
 def _finish(trackers: Trackers) -> None:
     while trackers:
         trackers.pop().finish()
+
+
+def _whole(step: Any) -> int:
+    if isinstance(step, float) and step.is_integer():
+        step = int(step)
+    try:
+        whole = operator.index(step)
+    except TypeError:
+        whole = None
+    if whole is None or abs(whole) > MAX_STEP:
+        raise RuntimeMisuse(
+            f"accelerator.log(step={step!r:.80}) names no step",
+            "a curve's steps are whole numbers of 62 bits",
+            "pass the number of a step, or leave it out: the newest optimizer step is taken",
+        )
+    return whole
 
 
 def _number(value: Any) -> Any:

@@ -229,3 +229,12 @@ def test_a_process_forked_while_a_run_writes_can_write_a_history_of_its_own(writ
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         assert ended == (child, 0)
+
+
+def test_a_series_is_found_by_what_it_was_logged_under():
+    history = History()
+    history.handle(Metrics(0, [("3", 1, 2.0)]))
+    assert history[3] == history["3"] == [2.0]
+    assert 3 in history and 4 not in history and history.last(3) == 2.0
+    with pytest.raises(NoSuchSeries, match="no series '4'; it has: 3"):
+        history[4]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextvars
+import json
+import math
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from notebook_accel import Accelerator
 from notebook_accel.config.placement import Placement
-from notebook_accel.errors import StopRun
+from notebook_accel.errors import RuntimeMisuse, StopRun
 from notebook_accel.events import context
 from notebook_accel.events.emitter import Emitter, FrameReader
 from notebook_accel.events.model import Metrics, Progress
@@ -57,6 +61,38 @@ class Launch:
     def points(self, name: str) -> list[tuple[int, float]]:
         every = [p for e in self.events if isinstance(e, Metrics) for p in e.points]
         return [(step, value) for series, step, value in every if series == name]
+
+
+class Metric(Enum):
+    F1 = 1
+
+
+def test_names_that_are_no_strings_are_made_some_everywhere(tmp_path: Path) -> None:
+    launch = Launch()
+
+    def main() -> None:
+        accelerator = Accelerator(cpu=True, project_dir=tmp_path, log_with=["jsonl", "tensorboard"])
+        accelerator.init_trackers("run")
+        accelerator.log({3: 2.0, 0.5: 1.0, ("val", "loss"): 0.25, Metric.F1: 0.75, None: 1}, step=4)
+        accelerator.end_training()
+
+    launch.run(main)
+    names = ["3", "0.5", "('val', 'loss')", "Metric.F1", "None"]
+    assert [launch.points(name) for name in names] == [[(4, v)] for v in (2.0, 1.0, 0.25, 0.75, 1)]
+    (told,) = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert [name for name in told if name not in ("time", "step")] == names
+
+
+@pytest.mark.parametrize("step", ["5", 2.5, math.nan, 2**63, [1], None])
+def test_a_step_that_is_none_is_refused_where_it_is_given(step: Any) -> None:
+    accelerator = Accelerator(cpu=True)
+    if step is None:
+        accelerator.log({"loss": 1.0}, step=step)
+        accelerator.log({"loss": 1.0}, step=torch.tensor(3))  # type: ignore[arg-type]
+        return
+    with pytest.raises(RuntimeMisuse, match=re.escape(f"accelerator.log(step={step!r})")) as caught:
+        accelerator.log({"loss": 1.0}, step=step)
+    assert "whole numbers" in caught.value.why and "leave it out" in caught.value.fix
 
 
 def test_the_loss_is_noted_before_division_and_averaged_over_its_window() -> None:
