@@ -1,6 +1,7 @@
 """What it costs to watch: a refresh of the panel, a loss in the worker, a training under watch.
 
     python benchmarks/ui.py --save
+    python benchmarks/ui.py --worker   # 3 s: only what a worker pays
 
 A refresh is measured in a real kernel, on the way on which the view takes it: kernel CPU (all its
 threads, so that encoding and sending count) and bytes on the wire, at three lengths of the run. The
@@ -14,13 +15,14 @@ import io
 import json
 import os
 import platform
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from datetime import date
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from types import SimpleNamespace
 
 import nbformat
 from nbclient import NotebookClient
@@ -165,36 +167,49 @@ def refreshes(number: int) -> list[str]:
     return lines
 
 
-def recording(rounds: int = 15, num_steps: int = 5000) -> float:
-    """Microseconds to note one loss and its step, the best of rounds: the pen drains to a pipe."""
+def recording(rounds: int = 15, num_steps: int = 5000) -> list[str]:
+    """The table of what a worker pays for its numbers, in microseconds; the pen has a pipe."""
     import torch
 
+    from notebook_accel import Accelerator
+    from notebook_accel.config.placement import Placement
+    from notebook_accel.events import context
     from notebook_accel.events.emitter import Emitter
-    from notebook_accel.runtime.live import LiveEvents
 
     read, write = os.pipe()
     os.set_blocking(read, False)
+    worker = context.WorkerContext(Placement(), Emitter(0, write), SimpleNamespace(stop=False), {})
+    context.enter(worker)
+    accelerator = Accelerator(cpu=True)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    live = LiveEvents(Emitter(0, write), True, torch.device("cpu"), lambda: [optimizer])
-    loss, frame = torch.tensor(0.5), _frame()
-    took = []
-    for number in range(rounds):
-        start = time.process_time()
-        for step in range(num_steps):
-            live.note(loss, frame)
-            live.stepped(number * num_steps + step, None)
-        took.append((time.process_time() - start) / num_steps * 1e6)
-        while _drained(read):
-            pass
-    os.close(read)
-    os.close(write)
-    return min(took)
+    optimizer = accelerator.prepare(optimizer)  # whose learning rate is looked at
+    live, loss, frame = accelerator._live, torch.tensor(0.5), sys._getframe()
+    assert live is not None
 
+    def note(step: int) -> None:
+        live.note(loss, frame)
+        live.stepped(step, None)
 
-def _frame() -> Any:
-    import sys
-
-    return sys._getframe()
+    calls: dict[str, Callable[[int], None]] = {
+        "what `backward` and `step` note of a loss": note,
+        "`accelerator.log` of a number": lambda step: accelerator.log({"a": 0.5}, step),
+        "of a tensor": lambda step: accelerator.log({"a": loss}, step),
+        "of three numbers": lambda step: accelerator.log({"a": 0.5, "b": 0.25, "c": 1.0}, step),
+    }
+    lines = ["| recording a loss in the worker | CPU, us (quartiles) |", "| --- | --- |"]
+    for name, call in calls.items():
+        took = []
+        for number in range(rounds):
+            start = time.process_time()
+            for step in range(number * num_steps, (number + 1) * num_steps):
+                call(step)
+            took.append((time.process_time() - start) / num_steps * 1e6)
+            while _drained(read):
+                pass
+        low, middle, high = of(took)
+        lines.append(f"| {name} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
+        print(lines[-1], flush=True)
+    return lines
 
 
 def _drained(fd: int) -> bool:
@@ -279,12 +294,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--save", action="store_true")
+    parser.add_argument("--worker", action="store_true", help="only the worker's table; not saved")
     asked = parser.parse_args()
+    if asked.worker:
+        recording()
+        return
     parts = ["## One refresh", "", *refreshes(asked.refreshes), ""]
-    note = f"Noting a loss and its step in the worker: {recording():.2f} us."
+    parts += ["## In the worker, and on disk", "", *recording(), ""]
     size = f"The notebook of a run of 100,000 steps: {file_kb():.0f} kB."
-    print(note, size, sep="\n", flush=True)
-    parts += ["## In the worker, and on disk", "", note, size, ""]
+    print(size, flush=True)
+    parts += [size, ""]
     parts += ["## A training of two ranks", "", *slow_down(asked.rounds, asked.steps), ""]
     if asked.save:
         head = [

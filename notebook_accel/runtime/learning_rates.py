@@ -24,6 +24,7 @@ class LearningRates:
         self._optimizers = optimizers
         self._names: dict[int, str] = {}  # number of a parameter group -> its curve
         self._newest: dict[str, float] = {}  # at the last step
+        self._settings: list[object] | None = None  # as they were found then, if plain numbers
         self._moved: set[str] = set()  # curves that have changed
         self._drawn: dict[str, int] = {}  # step of each curve's last point
         self._points: list[tuple[str, int, float]] = []
@@ -43,16 +44,10 @@ class LearningRates:
         """
         if not self._is_wanted:
             return
-        rates = dict(self._rates())
-        if rates != self._newest:
-            for name, rate in rates.items():
-                before = self._newest.get(name)
-                if before != rate:
-                    if before is not None:
-                        self._moved.add(name)
-                        self._draw(name, self._step, before)
-                    self._draw(name, step, rate)
-            self._newest = rates
+        settings = [group.get("lr") for one in self._optimizers() for group in one.param_groups]
+        if settings != self._settings:  # at nearly every step they are the same
+            self._settings = settings if all(type(one) is float for one in settings) else None
+            self._note(step, dict(self._rates(settings)))
         self._step = step
 
     def news(self) -> list[tuple[str, int, float]]:
@@ -63,17 +58,23 @@ class LearningRates:
         points, self._points = self._points, []
         return points
 
+    def _note(self, step: int, rates: dict[str, float]) -> None:
+        for name, rate in rates.items():
+            before = self._newest.get(name)
+            if before != rate:
+                if before is not None:
+                    self._moved.add(name)
+                    self._draw(name, self._step, before)
+                self._draw(name, step, rate)
+        self._newest = rates
+
     def _draw(self, name: str, step: int, rate: float) -> None:
         if self._drawn.get(name) != step:
             self._drawn[name] = step
             self._points.append((name, step, rate))
 
-    def _rates(self) -> list[tuple[str, float]]:
-        found = [
-            _number(group.get("lr"))
-            for optimizer in self._optimizers()
-            for group in optimizer.param_groups
-        ]
+    def _rates(self, settings: list[object]) -> list[tuple[str, float]]:
+        found = [_number(one) for one in settings]
         first = next((rate for rate in found if rate is not None), None)
         if first is None:
             return []

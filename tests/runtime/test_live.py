@@ -264,6 +264,22 @@ def test_learning_rates_are_told_as_the_steps_used_them() -> None:
     assert launch.points("lr") == [(1, 1.0), (2, 0.5), (3, 0.25)]
 
 
+def test_a_rate_that_is_changed_in_place_is_told_too() -> None:
+    launch, rate = Launch(), torch.tensor(1.0)
+
+    def main() -> None:
+        accelerator = Accelerator(cpu=True)
+        (weight,) = weights(1)
+        optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=rate, foreach=False))
+        for _ in range(3):
+            accelerator.backward(weight.sum())
+            optimizer.step()
+            rate.mul_(0.5)
+
+    launch.run(main)
+    assert launch.points("lr") == [(1, 1.0), (2, 0.5), (3, 0.25)]
+
+
 def test_groups_with_rates_of_their_own_get_curves_of_their_own() -> None:
     one, two, three = weights(3)
     groups = [{"params": [one]}, {"params": [two]}, {"params": [three], "lr": 0.1}]
