@@ -1,13 +1,14 @@
-"""Which strategies there are for a model on so many ranks, the fastest first, and what each is for.
+"""Which strategies there are for a model on so many ranks, what each is for, which come first.
 
-Pure: what they cost is ``config.budget``'s say, and whether it fits is the asker's.
+Pure: what they cost is ``config.budget``'s say; whether it fits and is installed, the asker's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from notebook_accel.config.budget import Budget, Training, budget
 from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.sizes import Sizes
@@ -28,6 +29,46 @@ class Offer:
     label: str
     why: str
     package: str = ""
+
+
+@dataclass(frozen=True)
+class Costed:
+    """An offer with what a rank would hold; ``fits`` is None where nobody knows the room.
+
+    ``missing`` is the package that would have to be installed for it, if any.
+    """
+
+    offer: Offer
+    memory: Budget
+    fits: bool | None
+    missing: str = ""
+
+
+def costed(
+    sizes: Sizes,
+    training: Training,
+    fits: Callable[[Budget], bool | None],
+    is_installed: Callable[[str], bool],
+    shares_host: bool,
+) -> list[Costed]:
+    """Count all offers and put them in order, the best first.
+
+    First the fastest of those that fit, then those that would after an install, then what does not
+    fit, the leanest first. ``shares_host``: ranks compute on the CPU; nothing is offloaded.
+    """
+    found = []
+    for offer in offers(sizes, training.num_ranks):
+        memory = budget(offer.wish, sizes, training)
+        if memory is not None and not (memory.host and shares_host):
+            missing = "" if not offer.package or is_installed(offer.package) else offer.package
+            found.append(Costed(offer, memory, fits(memory), missing))
+    return sorted(found, key=_place)
+
+
+def _place(one: Costed) -> tuple[int, int]:
+    if one.fits is False:
+        return 2, one.memory.total
+    return (1 if one.missing else 0), 0  # as they were offered
 
 
 def offers(sizes: Sizes, num_ranks: int) -> list[Offer]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from notebook_accel.config.budget import Budget, Training, budget
+from notebook_accel.config.budget import Budget, Training
 from notebook_accel.config.installed import is_installed
-from notebook_accel.config.offers import Offer, offers
+from notebook_accel.config.offers import Costed, costed
 from notebook_accel.config.schema import check_choice
 from notebook_accel.config.sizes import Sizes
 from notebook_accel.config.wishes import SingleDevice, Strategy
@@ -171,17 +171,11 @@ def advise(
     precision = _precision(mixed_precision, found, here)
     training = Training(len(found.devices), precision, optimizer)
     sizes = sizes_of(model, batch, precision, loss_fn)
-    fitting: list[Estimate] = []
-    later: list[Estimate] = []  # what a package would have to be installed for
-    others: list[Estimate] = []
-    for one in offers(sizes, training.num_ranks):
-        memory = budget(one.wish, sizes, training)
-        if memory is not None and not (memory.host and found.shares_host):
-            made = _estimate(one, memory, found)
-            mine = later if _is_missing(one.package) else fitting
-            (mine if made.fits else others).append(made)
-    others.sort(key=lambda one: one.memory.total)
-    return Advice((*fitting, *later, *others), sizes, training, found)
+    ranked = costed(
+        sizes, training, lambda memory: max(_excess(memory, found)) <= 0, is_installed,
+        found.shares_host,
+    )  # fmt: skip
+    return Advice(tuple(_estimate(one, found) for one in ranked), sizes, training, found)
 
 
 def count(number: int) -> str:
@@ -244,26 +238,31 @@ def _first(batch: Any) -> Any:
     return collate([dataset[0]] * size)
 
 
-def _estimate(offer: Offer, memory: Budget, found: Capacity) -> Estimate:
-    room = found.bytes_each - _reserved(found)
-    over = memory.total - room if found.bytes_each else 0
+def _excess(memory: Budget, found: Capacity) -> tuple[int, int]:
+    """Count what is too much for a device and for the CPU's memory: negative where it fits."""
+    over = memory.total - _room(found) if found.bytes_each else 0
     host_over = memory.host * len(found.devices) - found.host_bytes if found.host_bytes else 0
-    why = offer.why
+    return over, host_over
+
+
+def _room(found: Capacity) -> int:
+    return found.bytes_each - _reserved(found)
+
+
+def _estimate(one: Costed, found: Capacity) -> Estimate:
+    memory, missing, why = one.memory, one.missing, one.offer.why
+    over, host_over = _excess(memory, found)
     if memory.host:
         why += f"; {gigabytes(memory.host)} of the CPU's memory for each rank"
-    if _is_missing(offer.package):
-        why += f'; needs {offer.package}: pip install "notebook-accel[{offer.package}]"'
+    if missing:
+        why += f'; needs {missing}: pip install "notebook-accel[{missing}]"'
     if over > 0:
         why = f"{gigabytes(over)} too much; {why}"
-    elif memory.total > TIGHT * room:
+    elif memory.total > TIGHT * _room(found):
         why = f"tight; {why}"
     if host_over > 0:
         why = f"{gigabytes(host_over)} too much for the CPU's memory; {why}"
-    return Estimate(offer.wish, offer.label, memory, over <= 0 and host_over <= 0, why)
-
-
-def _is_missing(package: str) -> bool:
-    return bool(package) and not is_installed(package)
+    return Estimate(one.offer.wish, one.offer.label, memory, bool(one.fits), why)
 
 
 def gigabytes(size: int) -> str:

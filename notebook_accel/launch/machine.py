@@ -23,6 +23,7 @@ _LIMITS = {
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
+_PACKAGES = ("torchao", "deepspeed")
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Machine:
     """What a run could use. Sizes that nobody tells are 0, names empty.
 
     ``bf16_unit`` and ``fp16_unit`` name what the CPU computes them with; ``knows_cpu`` is False
-    where the system does not say (then neither unit means anything). ``has_fp8`` is True where
-    the library for 8-bit numbers is installed.
+    where the system does not say (then neither unit means anything). ``packages`` are the
+    optional ones that are installed, of those that some precision or strategy needs.
     """
 
     devices: tuple[Device, ...] = ()
@@ -42,11 +43,16 @@ class Machine:
     fp16_unit: str | None = None
     free_bytes: int = 0
     total_bytes: int = 0
-    has_fp8: bool = False
+    packages: frozenset[str] = frozenset()
 
     def of_kind(self, kind: str) -> tuple[Device, ...]:
         """Give the accelerators of one kind ("cuda", "mps", "tpu")."""
         return tuple(one for one in self.devices if one.kind == kind)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether the library for 8-bit numbers is installed."""
+        return "torchao" in self.packages
 
     @property
     def kind(self) -> str:
@@ -71,7 +77,7 @@ def read_machine() -> Machine:
         cpu.fp16_unit(text or ""),
         free_bytes,
         total_bytes,
-        is_installed("torchao"),
+        frozenset(filter(is_installed, _PACKAGES)),
     )
 
 

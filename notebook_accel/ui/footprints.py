@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from notebook_accel.config.budget import Budget, Training, budget
-from notebook_accel.config.offers import offers
+from notebook_accel.config.offers import Costed, costed
 from notebook_accel.config.sizes import Sizes
 from notebook_accel.launch.machine import Machine
 from notebook_accel.ui import menu
-from notebook_accel.ui.choices import Choice, devices_of
-
-PRECISIONS = ("no", "bf16", "fp16")
+from notebook_accel.ui.choices import Choice, devices_of, standings
 
 
 @dataclass(frozen=True)
@@ -22,44 +20,28 @@ class Footprint:
     memory: Budget
 
 
-@dataclass(frozen=True)
-class Alternative:
-    """What one rank holds under one strategy in the choice's precision; ``fits`` if that is known.
-
-    ``kind`` is the word of the strategy.
-    """
-
-    kind: str
-    label: str
-    memory: Budget
-    fits: bool | None
-
-
-def by_precision(sizes: Sizes | None, choice: Choice) -> tuple[Footprint, ...]:
-    """Tell what a rank holds in each precision; nothing where nobody has counted."""
+def by_precision(sizes: Sizes | None, choice: Choice, machine: Machine) -> tuple[Footprint, ...]:
+    """Tell what a rank holds in each precision that there is; nothing where nobody has counted."""
     if sizes is None:
         return ()
     wish = menu.wish_of(choice.strategy, choice.num_processes)
-    found = [
-        (name, budget(wish, sizes, Training(choice.num_processes, name))) for name in PRECISIONS
-    ]
+    names = [one.precision for one in standings(choice, machine) if one.can_be_picked]
+    found = [(name, budget(wish, sizes, Training(choice.num_processes, name))) for name in names]
     return tuple(Footprint(name, memory) for name, memory in found if memory is not None)
 
 
-def by_strategy(sizes: Sizes | None, choice: Choice, machine: Machine) -> tuple[Alternative, ...]:
-    """Tell what a rank holds under each strategy that there is for so many ranks."""
+def by_strategy(sizes: Sizes | None, choice: Choice, machine: Machine) -> tuple[Costed, ...]:
+    """Tell what a rank holds under each strategy that there is for so many ranks, best first."""
     if sizes is None or choice.num_processes == 1:
         return ()
     training = Training(choice.num_processes, choice.mixed_precision)
     free = room(choice, machine)
-    counted = [
-        (offer, budget(offer.wish, sizes, training)) for offer in offers(sizes, training.num_ranks)
-    ]
     return tuple(
-        Alternative(offer.kind, offer.label, memory, memory.total <= free if free else None)
-        for offer, memory in counted
-        if memory is not None and not (memory.host and choice.device == "cpu")
-    )
+        costed(
+            sizes, training, lambda memory: memory.total <= free if free else None,
+            machine.packages.__contains__, choice.device == "cpu",
+        )
+    )  # fmt: skip
 
 
 def room(choice: Choice, machine: Machine) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from notebook_accel.config.installed import is_installed
+from notebook_accel.config.offers import Costed
 from notebook_accel.config.sizes import Sizes
 from notebook_accel.config.wishes import TensorParallel
 from notebook_accel.config.words import counted
@@ -18,7 +18,7 @@ from notebook_accel.launch.plan import plan
 from notebook_accel.launch.precisions import preselected, standing
 from notebook_accel.ui import menu
 from notebook_accel.ui.choices import Choice, devices_of, planned
-from notebook_accel.ui.footprints import Alternative, Footprint, by_precision, by_strategy, room
+from notebook_accel.ui.footprints import Footprint, by_precision, by_strategy, room
 
 Severity = Literal["note", "warning", "error"]
 TAKEN_SHARE = 0.25  # of a GPU's memory: less is the driver's own
@@ -44,7 +44,7 @@ class Outlook:
     batch: str
     precision: str
     memory: tuple[Footprint, ...]
-    strategies: tuple[Alternative, ...]
+    strategies: tuple[Costed, ...]
     findings: tuple[Finding, ...]
 
 
@@ -58,14 +58,14 @@ def outlook(
     sizes: Sizes | None = None,
 ) -> Outlook:
     """Tell what ``choice`` means on ``machine``; ``asked`` are the settings that it answers."""
-    memory = by_precision(sizes, choice)
+    memory = by_precision(sizes, choice, machine)
     strategies = by_strategy(sizes, choice, machine)
     findings = [
         *(Finding("note", text) for text in dropped.values()),
         *_tpu_findings(machine),
         *_device_findings(choice, machine, asked),
         *_precision_findings(choice, machine, asked),
-        *(_strategy_findings(choice, sizes) if "strategy" in asked else []),
+        *(_strategy_findings(choice, machine, sizes) if "strategy" in asked else []),
         *_memory_findings(choice, machine, memory, strategies),
     ]
     return Outlook(
@@ -96,9 +96,8 @@ def batch_words(choice: Choice, batch_size: int | None) -> str:
     if batch_size is None:
         return "one update sees " + " x ".join(["the loader's batch size", *factors])
     total = batch_size * readers * steps
-    if not factors:
-        return f"one update sees {total:,} samples"
-    return f"one update sees {' x '.join([str(batch_size), *factors])} = {total:,} samples"
+    product = f"{' x '.join([str(batch_size), *factors])} = " if factors else ""
+    return f"one update sees {product}{counted(total, 'sample')}"
 
 
 def precision_words(choice: Choice, machine: Machine, was_picked: bool) -> str:
@@ -157,13 +156,13 @@ def _precision_findings(choice: Choice, machine: Machine, asked: Collection[str]
     return [Finding("warning", text, f"{spoken(preselected(used, machine)[0])} suits better")]
 
 
-def _strategy_findings(choice: Choice, sizes: Sizes | None) -> list[Finding]:
+def _strategy_findings(choice: Choice, machine: Machine, sizes: Sizes | None) -> list[Finding]:
     word = menu.word_of(choice.strategy)
     found = []
     if word != menu.AUTO and choice.num_processes == 1:
         found.append(Finding("note", f"{word} has nothing to share out on 1 rank"))
-    if word == "deepspeed" and not is_installed("deepspeed"):
-        fix = "pip install deepspeed"
+    if word == "deepspeed" and "deepspeed" not in machine.packages:
+        fix = 'pip install "notebook-accel[deepspeed]"'
         found.append(Finding("warning", "deepspeed is not installed in this kernel", fix))
     if word == "pipeline":
         text = "a pipeline's loop calls accelerator.forward_backward(model, (x, y), loss_fn)"
@@ -188,7 +187,7 @@ def _memory_findings(
     choice: Choice,
     machine: Machine,
     memory: tuple[Footprint, ...],
-    strategies: tuple[Alternative, ...],
+    strategies: tuple[Costed, ...],
 ) -> list[Finding]:
     """Compare what each rank holds with what is free; activations come on top."""
     held = [one.memory.total for one in memory if one.precision == choice.mixed_precision]
@@ -198,7 +197,7 @@ def _memory_findings(
     told = f"the model needs {size_words(needed)} a rank, activations apart"
     used = devices_of(choice.device, machine)[: choice.num_processes]
     fitting = next((one for one in strategies if one.fits), None)
-    other = "" if fitting is None else f"{fitting.label}: {size_words(fitting.memory.total)} a rank"
+    other = "" if fitting is None else _lean(fitting)
     if used:
         tight = min(used, key=lambda one: one.free_bytes)
         text = f"{told}; {_name(tight)} has {size_words(tight.free_bytes)} free"
@@ -209,6 +208,11 @@ def _memory_findings(
         told, less = f"{told}, {ranks} ranks {size_words(needed * ranks)}", "fewer ranks"
     text = f"{told}; {size_words(machine.free_bytes)} are free"
     return [Finding("warning", text, f"{other or less}, or a smaller model")]
+
+
+def _lean(one: Costed) -> str:
+    needs = f", with {one.missing} installed" if one.missing else ""
+    return f"{one.offer.label}: {size_words(one.memory.total)} a rank{needs}"
 
 
 def _name(device: Device) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
 from notebook_accel.config.budget import Budget
+from notebook_accel.config.offers import Costed
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.words import size as size_words
 from notebook_accel.launch.precisions import Standing
@@ -70,20 +71,25 @@ def by_strategy(state: State) -> list[list[str]]:
     found = state.outlook.strategies
     if not found or "strategy" not in state.asked:
         return []
-    marks = {True: "fits", False: "too much", None: ""}
     in_which = f"in {state.choice.mixed_precision}" * (state.choice.mixed_precision != "no")
     rows = [
         [
-            one.label,
+            one.offer.label,
             size_words(one.memory.total)
             + (f" + {size_words(one.memory.host)} CPU" if one.memory.host else ""),
-            marks[one.fits],
+            _verdict(one),
         ]
         for one in found
     ]
     if state.sizes is not None and not state.sizes.has_plan:
         rows.append([f"tensor x {state.choice.num_processes}", "?", "needs a plan"])
     return [[f"strategy {in_which}".rstrip(), "a rank holds", ""], *rows]
+
+
+def _verdict(one: Costed) -> str:
+    """Say whether a strategy fits, and what would have to be installed for it."""
+    fits = {True: "fits", False: "too much", None: ""}[one.fits]
+    return ", ".join(filter(None, [fits, one.missing and f"needs {one.missing}"]))
 
 
 def timing_rows(timings: Timings | None) -> list[list[str]]:

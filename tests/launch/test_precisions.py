@@ -85,7 +85,7 @@ def test_fp8_is_native_from_ada_on_and_emulated_below(
     device: Device | None, mark: str, why: str
 ) -> None:
     used = [] if device is None else [device]
-    found = standing("fp8", used, Machine(has_fp8=True))
+    found = standing("fp8", used, Machine(packages=frozenset({"torchao"})))
     assert (found.mark, found.why) == (mark, why)
     without = standing("fp8", used, PLAIN)
     assert without.why == "needs torchao, the extra fp8"

@@ -90,7 +90,7 @@ def test_a_precision_that_the_device_lacks_is_dropped() -> None:
     decision = decide({"device": "cpu", "mixed_precision": "fp8"}, hardware.PLAIN_CPU)
     assert decision.choice.mixed_precision == "no"
     assert "mixed_precision='fp8'" in decision.dropped["mixed_precision"]
-    with_torchao = dataclasses.replace(hardware.PLAIN_CPU, has_fp8=True)
+    with_torchao = dataclasses.replace(hardware.PLAIN_CPU, packages=frozenset({"torchao"}))
     kept = decide({"device": "cpu", "mixed_precision": "fp8"}, with_torchao)
     assert (kept.choice.mixed_precision, kept.dropped) == ("fp8", {})
 

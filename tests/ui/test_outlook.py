@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.wishes import FSDP, Pipeline, TensorParallel
 from notebook_accel.errors import ConfigError
-from notebook_accel.launch.advice import sizes_of
+from notebook_accel.launch.advice import advise, sizes_of
 from notebook_accel.launch.machine import Machine
 from notebook_accel.ui.choices import decide
 from notebook_accel.ui.outlook import Outlook, outlook
@@ -17,6 +18,7 @@ from notebook_accel.ui.picker import LaunchPicker
 from tests.support import hardware
 
 ALL = LaunchPicker.asks
+WITH_DEEPSPEED = dataclasses.replace(hardware.KAGGLE, packages=frozenset({"deepspeed"}))
 
 
 def told(
@@ -40,6 +42,7 @@ def test_ranks_are_told_with_their_threads() -> None:
 
 def test_the_batch_of_an_update_is_a_product() -> None:
     assert told(hardware.PLAIN_CPU, batch_size=32).batch == "one update sees 32 samples"
+    assert told(hardware.PLAIN_CPU, batch_size=1).batch == "one update sees 1 sample"
     assert (
         told(hardware.KAGGLE, batch_size=32, gradient_accumulation_steps=4).batch
         == "one update sees 32 x 2 ranks x 4 micro-batches = 256 samples"
@@ -121,9 +124,11 @@ def test_what_a_strategy_needs_beside_memory_is_said() -> None:
     )
     planned = TensorParallel(size=2, plan={"up": "colwise"})
     assert not any("plan" in one for one in findings(kaggle, strategy=planned, model=10**6))
-    known = {"deepspeed is not installed in this kernel"}
-    said = {one.text for one in told(kaggle, strategy="deepspeed").findings}
-    assert (said & known == set()) is is_installed("deepspeed")
+    assert findings(kaggle, strategy="deepspeed") == [
+        "warning: deepspeed is not installed in this kernel "
+        '(pip install "notebook-accel[deepspeed]")'
+    ]
+    assert findings(WITH_DEEPSPEED, strategy="deepspeed") == []
 
 
 def test_groups_that_share_a_batch_count_once() -> None:
@@ -161,9 +166,45 @@ def test_sharded_ranks_hold_their_share() -> None:
 
 def test_each_strategy_is_told_with_whether_it_fits() -> None:
     found = told(hardware.KAGGLE, model=10**9).strategies
-    fits = {one.label: one.fits for one in found}
+    fits = {one.offer.label: one.fits for one in found}
     assert fits["DDP"] is False and fits["FSDP"] is True and fits["pipeline x 2"] is True
     assert told(hardware.T4, model=10**9).strategies == ()
+
+
+def test_what_is_not_installed_comes_behind_what_is_and_is_no_advice_while_that_fits() -> None:
+    def labels(machine: Machine, num: int) -> list[str]:
+        return [one.offer.label for one in told(machine, model=num).strategies]
+
+    small, lean = labels(hardware.KAGGLE, 10**8), labels(WITH_DEEPSPEED, 10**8)
+    assert sorted(small) == sorted(lean)
+    assert small.index("ZeRO 2") > small.index("FSDP, both") > lean.index("ZeRO 2")
+    missing = {one.offer.label for one in told(hardware.KAGGLE, model=5).strategies if one.missing}
+    assert missing == {"ZeRO 2", "ZeRO 3", "ZeRO 2, offloaded"}
+    assert not any(one.missing for one in told(WITH_DEEPSPEED, model=5).strategies)
+    for num in range(10**9, 16 * 10**9, 5 * 10**8):
+        machine = hardware.KAGGLE
+        chosen = told(machine, model=num)
+        advised = next((one for one in chosen.strategies if one.fits), None)
+        if any(one.fits and not one.missing for one in chosen.strategies):
+            assert advised is not None and not advised.missing
+        elif advised is not None:
+            assert "with deepspeed installed" in str(chosen.findings[-1])
+
+
+def test_the_picker_and_advise_put_strategies_in_one_order() -> None:
+    for num in (10**8, 10**9):
+        picked = [one.offer.label for one in told(hardware.KAGGLE, model=num).strategies]
+        advised = [one.label for one in advise(num, machine=hardware.KAGGLE).estimates]
+        assert is_installed("deepspeed") or picked == advised
+
+
+def test_every_precision_that_can_be_picked_has_its_memory() -> None:
+    cpu = dataclasses.replace(hardware.PLAIN_CPU, packages=frozenset({"torchao"}))
+    _, half, _, eight = (one.memory for one in told(cpu, model=10**9).memory)
+    assert eight == half, "weights stay in float32, what is not in 8 bits is in bf16"
+    said = findings(cpu, model=10**10, mixed_precision="fp8")
+    assert any("the model needs 180 GB a rank" in one for one in said), said
+    assert [one.precision for one in told(hardware.PLAIN_CPU, model=5).memory][-1] == "fp16"
 
 
 def test_one_rank_that_does_not_fit_is_not_told_to_be_fewer() -> None:
