@@ -12,6 +12,7 @@ from notebook_accel.config.wishes import TensorParallel
 from notebook_accel.config.words import counted
 from notebook_accel.config.words import size as size_words
 from notebook_accel.errors import ConfigError
+from notebook_accel.launch import doctor
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.plan import plan
@@ -38,9 +39,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Outlook:
-    """A choice in words: who runs, what one update sees, why this precision, memory, findings."""
+    """A choice in words: who runs, how workers start, what one update sees, why this precision.
+
+    ``start`` is empty where it is not about this kernel.
+    """
 
     ranks: str
+    start: str
     batch: str
     precision: str
     memory: tuple[Footprint, ...]
@@ -56,13 +61,18 @@ def outlook(
     dropped: Mapping[str, str],
     batch_size: int | None = None,
     sizes: Sizes | None = None,
+    kernel: Collection[doctor.Finding] = (),
 ) -> Outlook:
-    """Tell what ``choice`` means on ``machine``; ``asked`` are the settings that it answers."""
+    """Tell what ``choice`` means on ``machine``; ``asked`` are the settings that it answers.
+
+    ``kernel`` is what the doctor says of the kernel that would launch.
+    """
     memory = by_precision(sizes, choice, machine)
     strategies = by_strategy(sizes, choice, machine)
     findings = [
         *(Finding("note", text) for text in dropped.values()),
         *_tpu_findings(machine),
+        *_kernel_findings(kernel, asked),
         *_device_findings(choice, machine, asked),
         *_precision_findings(choice, machine, asked),
         *(_strategy_findings(choice, machine, sizes) if "strategy" in asked else []),
@@ -70,6 +80,7 @@ def outlook(
     ]
     return Outlook(
         ranks_words(choice, machine),
+        "".join(one.what for one in kernel if one.topic == "start" and one.level == doctor.GOOD),
         batch_words(choice, batch_size),
         precision_words(choice, machine, "mixed_precision" in wishes),
         memory,
@@ -125,8 +136,21 @@ def _tpu_findings(machine: Machine) -> list[Finding]:
     return []
 
 
+def _kernel_findings(kernel: Collection[doctor.Finding], asked: Collection[str]) -> list[Finding]:
+    """Take what stands in a launch's way; that a device is open is said with how workers start."""
+    if not _places_ranks(asked):
+        return []
+    notes = [Finding("note", one.why, one.fix) for one in kernel if one.level == doctor.NOTE]
+    bad = [one for one in kernel if one.level == doctor.BAD]
+    return [*(Finding("error", f"{one.what}: {one.why}", one.fix) for one in bad), *notes]
+
+
+def _places_ranks(asked: Collection[str]) -> bool:
+    return "device" in asked or "num_processes" in asked
+
+
 def _device_findings(choice: Choice, machine: Machine, asked: Collection[str]) -> list[Finding]:
-    if "device" not in asked and "num_processes" not in asked:
+    if not _places_ranks(asked):
         return []
     used = devices_of(choice.device, machine)
     found = [Finding("note", text) for text in planned(choice, machine).notes]

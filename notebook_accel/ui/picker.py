@@ -14,6 +14,7 @@ from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
+from notebook_accel.launch import doctor
 from notebook_accel.launch.advice import sizes_of
 from notebook_accel.launch.machine import Machine, read_machine
 from notebook_accel.launch.timing import Timings, time_precisions
@@ -53,6 +54,7 @@ class Picker:
         given = {key: value for key, value in given.items() if value is not None}
         kind = type(self).__name__
         check_names(kind, self.asks, given)
+        kernel = read_kernel() if machine is None else ()
         machine = read_machine() if machine is None else machine
         for setting, wish in {**about, **given}.items():
             refuse_impossible(setting, wish, machine)
@@ -68,6 +70,7 @@ class Picker:
                 {**about, **(wishes if earlier == given else given)},
                 batch_size,
                 None if model is None else sizes_of(model),
+                kernel=kernel,
             )
         )
 
@@ -115,12 +118,14 @@ class Picker:
 
         Errors: ConfigError for a setting that is not asked here or a value that cannot be.
         """
-        self._become(self._state.pick(values))
+        state = self._state.pick(values)
+        self._become(replace(state, kernel=read_kernel()) if state.kernel else state)
         return self
 
     def refresh(self: AnyPicker) -> AnyPicker:
-        """Look at the machine again: memory that is free now, GPUs that came or went."""
-        self._become(replace(self._state, machine=read_machine(), firm=frozenset()))
+        """Look again: memory that is free now, GPUs that came or went, what the kernel opened."""
+        state = replace(self._state, machine=read_machine(), firm=frozenset())
+        self._become(replace(state, kernel=read_kernel()))
         return self
 
     def time(self) -> Timings:
@@ -160,6 +165,11 @@ class Picker:
     def __reduce__(self) -> Any:
         """A function that uses a picker takes the choice along to its worker, without controls."""
         return _restored, (type(self), self._key, self._given, self._state)
+
+
+def read_kernel() -> tuple[doctor.Finding, ...]:
+    """Ask the doctor whether this kernel has opened a device, and how workers would start."""
+    return (*doctor.opened(), *doctor.start_methods())
 
 
 class DevicePicker(Picker):

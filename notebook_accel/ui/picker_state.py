@@ -18,6 +18,7 @@ from notebook_accel.config.sizes import Sizes
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.config.written import written
 from notebook_accel.errors import ConfigError
+from notebook_accel.launch import doctor
 from notebook_accel.launch.machine import Machine
 from notebook_accel.launch.precisions import Standing
 from notebook_accel.launch.timing import Timings
@@ -42,7 +43,8 @@ ALWAYS_SHOWN = {"device", "num_processes", "mixed_precision"}  # in the line, de
 class State:
     """What a picker asks (``asked``, settings by name), what was picked, and what is there.
 
-    ``firm`` are the wishes of the last pick: they cannot be dropped, the others can.
+    ``firm`` are the wishes of the last pick: they cannot be dropped, the others can. ``kernel`` is
+    what the doctor says of the kernel that would launch; nothing, if ``machine`` is another.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class State:
     sizes: Sizes | None = None
     timings: Timings | None = None
     firm: frozenset[str] = frozenset()
+    kernel: tuple[doctor.Finding, ...] = ()
 
     @cached_property
     def decision(self) -> Decision:
@@ -69,7 +72,7 @@ class State:
         """What the choice means."""
         return outlook.outlook(
             self.choice, self.machine, self.asked, self.wishes, self.decision.dropped,
-            self.batch_size, self.sizes,
+            self.batch_size, self.sizes, self.kernel,
         )  # fmt: skip
 
     @property

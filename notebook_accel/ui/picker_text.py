@@ -40,9 +40,10 @@ def meaning(state: State) -> list[str]:
     """What the choice means, in sentences: as far as this picker asks about it."""
     told = state.outlook
     asked = set(state.asked)
-    sentences = [told.ranks] if asked & {"device", "num_processes"} else []
+    sentences = [told.ranks, told.start] if asked & {"device", "num_processes"} else []
     sentences += [told.batch] if asked & {"num_processes", "gradient_accumulation_steps"} else []
-    return [*sentences, *([told.precision] if "mixed_precision" in asked else [])]
+    sentences += [told.precision] if "mixed_precision" in asked else []
+    return [one for one in sentences if one]
 
 
 def standing_words(one: Standing) -> str:

@@ -36,6 +36,26 @@ def as_torch_sees_it() -> list[tuple[str, tuple[int, int], bool]]:
 
 
 @needs_gpu
+def test_a_device_that_the_kernel_opened_is_told_with_how_workers_start() -> None:
+    code = """
+import torch
+from notebook_accel import LaunchPicker
+picker = LaunchPicker()
+print(picker, picker.findings, sep="---", end="===")
+torch.zeros(1, device="cuda")
+print(picker.choose(num_processes=1), picker.findings, sep="---")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    (before, quiet), (after, told) = (one.split("---") for one in done.stdout.split("==="))
+    assert "workers start by fork: no accelerator is open in this process" in before
+    assert "workers start by forkserver: CUDA is open in this process" in after
+    assert "a forked process cannot use an accelerator" not in quiet
+    assert "note: a forked process cannot use an accelerator that its parent opened" in told
+
+
+@needs_gpu
 def test_names_capabilities_and_native_bf16_agree_with_torch() -> None:
     for gpu, (name, capability, native) in zip(
         GPUS, notebook_launcher(as_torch_sees_it, num_processes=1)[0], strict=True

@@ -10,6 +10,7 @@ import pytest
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.wishes import FSDP, Pipeline, TensorParallel
 from notebook_accel.errors import ConfigError
+from notebook_accel.launch import doctor
 from notebook_accel.launch.advice import advise, sizes_of
 from notebook_accel.launch.machine import Machine
 from notebook_accel.ui.choices import decide
@@ -88,6 +89,23 @@ def test_a_tpu_host_says_what_is_missing() -> None:
     (only,) = findings(hardware.TPU)
     assert only.startswith("warning: this is a TPU host: TPU (PJRT_DEVICE=TPU)")
     assert "XLA engine" in only
+
+
+def test_what_the_doctor_finds_in_the_kernel_is_told_to_who_places_ranks() -> None:
+    opened = doctor.Finding(doctor.NOTE, "device", "CUDA is open in this kernel", "W", "restart")
+    method = doctor.Finding(doctor.GOOD, "start", "workers start by forkserver: CUDA is open")
+    barred = doctor.Finding(doctor.BAD, "start", "workers cannot be started", "no forks", "WSL 2")
+    decision = decide({}, hardware.T4)
+
+    def told_of(asked: tuple[str, ...], *kernel: doctor.Finding) -> Outlook:
+        return outlook(decision.choice, hardware.T4, asked, {}, {}, kernel=kernel)
+
+    one = told_of(("device",), opened, method)
+    assert one.start == "workers start by forkserver: CUDA is open"
+    assert [str(finding) for finding in one.findings] == ["note: W (restart)"]
+    (error,) = told_of(("num_processes",), barred).findings
+    assert str(error) == "error: workers cannot be started: no forks (WSL 2)"
+    assert told_of(("mixed_precision",), opened, barred).findings == ()
 
 
 def test_a_gpu_that_others_use_warns() -> None:

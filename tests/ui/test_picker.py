@@ -298,6 +298,33 @@ def test_it_opens_nothing_and_imports_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_how_workers_start_is_told_with_its_reason_as_it_is_now() -> None:
+    code = """
+from torch import distributed as dist
+from notebook_accel import DevicePicker, LaunchPicker, PrecisionPicker
+picker = LaunchPicker()
+print(picker)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(picker.choose(num_processes=1), DevicePicker(), PrecisionPicker(), sep="---")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    before, device, precision = done.stdout.split("---")
+    before, after = before.split("LaunchPicker\n")[1:]
+    assert "  workers start by fork: no accelerator is open in this process\n" in before
+    fact = "a process group of torch.distributed is open in this process"
+    assert f"  workers start by forkserver: {fact}\n" in after
+    assert f"  workers start by forkserver: {fact}\n" in device
+    assert "workers start" not in precision
+
+
+def test_another_machine_is_not_told_how_this_kernel_starts_workers() -> None:
+    picker = LaunchPicker(machine=hardware.KAGGLE)
+    assert "workers start" not in repr(picker.choose(num_processes=1))
+    assert "workers start by " in repr(picker.refresh()), "which is this one then"
+
+
 def test_a_timing_shows_how_fast_each_precision_is_here() -> None:
     picker = PrecisionPicker(device="cpu")
     timings = picker.time()
