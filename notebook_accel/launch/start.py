@@ -49,7 +49,6 @@ WARM = (
 )
 _NOTEBOOK = ("ipykernel.zmqshell", "ipywidgets", "comm")  # the first is what tqdm.auto looks for
 _OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.(so|dylib)[^/]*$")
-_DEVICE_FILE = re.compile(r"^/dev/(nvidia|dri/render|kfd|accel|vfio/\d)")
 _HARD_PAUSE = 2
 
 
@@ -109,19 +108,20 @@ def choose(wanted: str) -> Choice:
     return Choice("fork", "no accelerator is open in this kernel")
 
 
-def spoiled_accelerator() -> str:
-    """Say what makes a fork useless for an accelerator here; "" if nothing does."""
+def spoiled_accelerator(files: str = openers.DEVICE_FILES) -> str:
+    """Say what makes a fork useless for an accelerator here; "" if nothing does.
+
+    ``/dev/nvidiactl`` alone is no sign: who only reads a GPU's load (NVML) holds it open too.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda"):
         if torch.cuda.is_initialized():
             return "CUDA is open in this kernel"
         if torch.xpu.is_initialized():
             return "XPU is open in this kernel"
-    for name in _listed("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if _DEVICE_FILE.match(target):
-                return f"{target} is open in this kernel"
+    for path in openers.open_files(os.getpid()):
+        if re.match(files, path):
+            return f"{path} is open in this kernel"
     if torch is not None and hasattr(torch, "cuda") and _child_is_spoiled(torch):
         return "a forked process could not use CUDA: something asked the driver in this kernel"
     return ""
@@ -131,13 +131,6 @@ def _open_group() -> str:
     dist = sys.modules.get("torch.distributed")
     opened = dist is not None and dist.is_available() and dist.is_initialized()
     return "a process group of torch.distributed is open in this kernel" if opened else ""
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def quiet_fork() -> int:

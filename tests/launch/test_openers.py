@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from notebook_accel.launch import openers
+from notebook_accel.launch.start import spoiled_accelerator
+
 
 def told(script: str, folder: Path) -> str:
     """Run ``script`` as a person's file in ``folder`` and give what it printed."""
@@ -116,3 +119,14 @@ def test_a_second_call_gives_the_same_watch_and_stopping_allows_a_new_one() -> N
     finally:
         watch.stop()
     assert watched() is None
+
+
+def test_an_open_device_spoils_forks_and_reading_a_gpus_load_does_not(tmp_path: Path) -> None:
+    for name in ("nvidiactl", "nvidia0", "nvidia-uvm", "nvidia-uvm-tools"):
+        (tmp_path / name).touch()
+    files = openers.DEVICE_FILES.replace("/dev/", f"{tmp_path}/")
+    with (tmp_path / "nvidiactl").open(), (tmp_path / "nvidia-uvm-tools").open():
+        assert spoiled_accelerator(files) == ""
+    for name in ("nvidia0", "nvidia-uvm"):
+        with (tmp_path / name).open():
+            assert spoiled_accelerator(files) == f"{tmp_path / name} is open in this kernel"
