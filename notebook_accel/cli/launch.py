@@ -39,6 +39,7 @@ _EXAMPLES = """examples:
       --main_process_ip 10.0.0.1 --num_processes 16 train.py
 """
 _SHOWN = ("run", "machines")
+_QUIET = {"NOTEBOOK_ACCEL_UI": "off"}  # rank 0 tells of its loop otherwise
 # About cells, or about a process that is alone: no option of a launch does anything to them.
 _OF_NOTEBOOKS = ("start_method", "timeout_s", "on_interrupt", "log_line_prefix_template")
 _DETAILS = (
@@ -128,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
 
     for line in (way.headline, *said):
         say(line)
-    return start(way, os.environ, say)
+    return start(way, {**os.environ, **(_QUIET if options.quiet else {})}, say)
 
 
 # ── what was asked ────────────────────────────────────────────────────────────────────────────

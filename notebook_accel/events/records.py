@@ -23,12 +23,13 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import Any
 
-from notebook_accel.errors import ConfigError, NoSuchRank, NoSuchRun
+from notebook_accel.errors import ConfigError, NoSuchRun
 from notebook_accel.events import points, shelf
 from notebook_accel.events.discretion import hider
 from notebook_accel.events.history import History
+from notebook_accel.events.logs import Logs
 from notebook_accel.events.model import Metrics, Output
 from notebook_accel.events.story import About, RankStory, Story, known
 
@@ -37,43 +38,6 @@ MAX_POINT_BYTES = 16 << 20
 MAX_LOG_BYTES = 2 << 20
 _STORY, _POINTS, _PICTURE = "record.json", "points.bin", "picture.png"
 _REPORT, _SHOW = "notebook_accel.ui.report", "notebook_accel.ui.live"
-
-
-class Logs(list[str]):
-    """What each rank wrote, in rank order: ``logs[0]`` or ``logs(0)``."""
-
-    def __call__(self, rank: int = 0) -> str:
-        """Give what ``rank`` wrote.
-
-        Errors: NoSuchRank.
-        """
-        return self[rank]
-
-    @overload
-    def __getitem__(self, rank: SupportsIndex) -> str: ...
-    @overload
-    def __getitem__(self, rank: slice) -> list[str]: ...
-    def __getitem__(self, rank: SupportsIndex | slice) -> str | list[str]:
-        try:
-            return super().__getitem__(rank)
-        except IndexError:
-            raise no_such_rank(rank, len(self)) from None
-
-
-def no_such_rank(rank: Any, num_ranks: int) -> NoSuchRank:
-    """Make the error for a ``rank`` that a run of ``num_ranks`` does not have."""
-    if num_ranks == 0:
-        return NoSuchRank(
-            f"there is no rank {rank}",
-            "no rank of this run has started so far",
-            "ask again when it has, or after run.wait()",
-        )
-    there = "only rank 0" if num_ranks == 1 else f"ranks 0 to {num_ranks - 1}"
-    return NoSuchRank(
-        f"there is no rank {rank}",
-        f"the run has {there}",
-        "ask for one of these; num_processes= of the launch says how many there are",
-    )
 
 
 class Record:
@@ -226,12 +190,21 @@ class Recorder:
             lambda folder: folder.replace_points(points.means(self._history, MAX_POINT_BYTES))
         )
 
-    def end(self, error: BaseException | None = None, stopped: bool = False) -> None:
-        """The run is over, with what the person is told; its folder may be cleared away in time."""
+    def end(
+        self,
+        error: BaseException | None = None,
+        stopped: bool = False,
+        at: float | None = None,
+    ) -> None:
+        """The run is over, with what the person is told; its folder may be cleared away in time.
+
+        It ended ``at`` that monotonic time; None: now.
+        """
         for name in self._history:
             values = self._history[name]
             self._story.last[name] = [values[0], values[-1]]
-        self._story.end(error, stopped, time.monotonic() - self._began)
+        ended = time.monotonic() if at is None else at
+        self._story.end(error, stopped, max(0.0, ended - self._began))
         self._write(with_story=True)
         self._guarded(lambda folder: folder.leave())
         self._folder = None

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_accel.errors import Explained, LaunchError, RunInterrupted
 from notebook_accel.events.history import History
 from notebook_accel.events.lines import ipython
-from notebook_accel.events.records import Logs, Record
+from notebook_accel.events.logs import Logs
+from notebook_accel.events.records import Record
 from notebook_accel.launch.result import RunResult, export
 
 if TYPE_CHECKING:

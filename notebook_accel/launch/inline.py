@@ -11,8 +11,9 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.events import context, shelf
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.history import History
+from notebook_accel.events.logs import Logs
 from notebook_accel.events.model import Failed, Returned, Started
-from notebook_accel.events.records import Logs, Recorder
+from notebook_accel.events.records import Recorder
 from notebook_accel.events.sinks import Sink
 from notebook_accel.launch.about import about, hider
 from notebook_accel.launch.plan import LaunchPlan

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.events.history import History
-from notebook_accel.events.records import Logs, Record, no_such_rank
+from notebook_accel.events.logs import Logs, no_such_rank
+from notebook_accel.events.records import Record
 
 if TYPE_CHECKING:
     from notebook_accel.launch.start import Job

@@ -21,8 +21,9 @@ from notebook_accel.config.words import ranks as ranks_words
 from notebook_accel.errors import LaunchError, RunInterrupted
 from notebook_accel.events import shelf
 from notebook_accel.events.history import History
+from notebook_accel.events.logs import Logs
 from notebook_accel.events.pulse import Beat
-from notebook_accel.events.records import Logs, Recorder
+from notebook_accel.events.records import Recorder
 from notebook_accel.events.sinks import Sink
 from notebook_accel.events.story import About
 from notebook_accel.launch import start, store, streams, verdict, wire

@@ -42,6 +42,8 @@ _SETTINGS = {
 }
 _CARRIED = {*_SETTINGS.values(), "ACCELERATE_USE_FSDP"}  # and all variables of these sections:
 _SECTIONS = {"fsdp", "parallelism", "dynamo"}
+_PRINTED = """if returned is not None and os.environ.get("RANK", "0") == "0":
+    print(returned)"""
 _AS_WITHOUT = {"DDP()", "SingleDevice()"}  # wishes that an Accelerator has anyway
 
 
@@ -271,13 +273,14 @@ def _layout(gathered: _Gathered, call: str, record: Record, name: str) -> str:
     everything = [*texts.values(), call]
     settings = list(_settings(record))
     imports = {
-        line
-        for known, value in gathered.imports.items()
-        for line in import_of(known, value, everything)
+        "import os",
+        *(["import torch"] if any(line.startswith("torch.") for line in settings) else []),
+        *(
+            line
+            for known, value in gathered.imports.items()
+            for line in import_of(known, value, everything)
+        ),
     }
-    for module in ("os", "torch"):
-        if any(line.startswith(f"{module}.") for line in settings):
-            imports.add(f"import {module}")
     order = list(_in_order(texts))
     plain = [one for one in order if not texts[one].startswith(("def ", "class ", "@", "async "))]
     early = [one for one in plain if not names_now(texts[one]) & texts.keys()]
@@ -288,10 +291,9 @@ def _layout(gathered: _Gathered, call: str, record: Record, name: str) -> str:
     blocks.append("\n".join(texts[one] for one in early))
     head = "\n\n".join(block for block in blocks if block)
     defined = [texts[one] for one in order if one not in early]
-    main = "\n".join(
-        ['if __name__ == "__main__":', *(f"    {line}" for line in settings), f"    {call}"]
-    )
-    return "\n\n\n".join([head, *defined, main]) + "\n"
+    main = [*settings, f"returned = {call}", *_PRINTED.splitlines()]
+    body = "\n".join(['if __name__ == "__main__":', *(f"    {line}" for line in main)])
+    return "\n\n\n".join([head, *defined, body]) + "\n"
 
 
 def _head(record: Record, name: str) -> str:

@@ -7,6 +7,7 @@ division and scaling: one series for each place in the person's code that calls 
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, FrameType
@@ -26,28 +27,37 @@ from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.strategies.base import Layout
 
 RING_SIZE = 64
-_PEN_OF_A_CELL = "notebook_accel.ui.in_cell"
+_TOP = "<module>"  # the code of a cell, or of a script
+_PENS = ("notebook_accel.ui.in_script", "notebook_accel.ui.in_cell")  # of loops without a launch
 
 
 def live_events(layout: Layout, world: World, wardrobe: Wardrobe) -> LiveEvents | None:
     """Make what tells of this process's training; None where nobody looks.
 
-    A launched worker has a pen. A loop that runs in a notebook's kernel itself is drawn there: the
-    drawing side is found by its name, for the runtime does not import it.
+    A launched worker has a pen. A loop that runs in a cell or a script itself is told of there: the
+    drawing side is found by its name, for the runtime does not import it. It may hold what this
+    gives for longer than the training lives, so that keeps no model.
     """
-    worker, device = context.current(), world.device
-    in_kernel = worker is None and getattr(lines.ipython(), "kernel", None) is not None
+    worker, device, kept = context.current(), world.device, weakref.ref(wardrobe)
     pen: Any = None if worker is None else worker.emitter
-    if in_kernel:
-        pen = importlib.import_module(_PEN_OF_A_CELL).pen(str(device))
+    if worker is None and device.type != "xla":  # whose numbers nobody reads aside
+        here = importlib.import_module(_PENS[lines.ipython() is not None])
+        pen = here.pen(str(device), world.rank, world.size)
     if pen is None:
         return None
+
+    def optimizers() -> Sequence[Optimizer]:
+        dressed = kept()
+        return [] if dressed is None else dressed.optimizers
+
+    def end() -> None:
+        dressed = kept()
+        live.end_run([] if dressed is None else dressed.loaders)
+
     first = layout.readers.index(layout.data_rank) if layout.readers else world.rank
-    live = LiveEvents(
-        pen, layout.loss_owner, device, lambda: wardrobe.optimizers, first == world.rank
-    )
-    if in_kernel:
-        pen.at_end.append(lambda: live.end_cell(wardrobe.loaders))
+    live = LiveEvents(pen, layout.loss_owner, device, optimizers, first == world.rank)
+    if worker is None:
+        pen.at_end.append(end)
     return live
 
 
@@ -72,6 +82,7 @@ class LiveEvents:
         self._owns_loss = owns_loss
         self._counts = counts
         self._series: dict[tuple[int, int], _Series] = {}
+        self._left: list[str] = []  # names of curves from places in cells that are over
         self._noted: list[_Series] = []
         self._newest: _Series | None = None
         self._step = 0
@@ -163,10 +174,14 @@ class LiveEvents:
         # By what they read: a view that skips batches counts with its loader.
         self._from_samples = {id(one.source): one.samples for one in loaders}
 
-    def end_cell(self, loaders: Iterable[PreparedLoader]) -> None:
-        """Let a later cell's work count for itself."""
+    def end_run(self, loaders: Iterable[PreparedLoader]) -> None:
+        """Let what the same loop does later, in another cell, count for itself."""
         self.finish()
         self.begin_at(self._step, loaders)
+        self._newest = None
+        for key, one in list(self._series.items()):
+            if one.code.co_name == _TOP:  # which runs once
+                self._left.append(self._series.pop(key).name)
 
     def _series_of(self, caller: FrameType) -> _Series:
         """The curve of this place in the person's code."""
@@ -174,10 +189,16 @@ class LiveEvents:
         key = (id(caller.f_code), caller.f_lasti)
         series = self._series.get(key)
         if series is None:
-            number = len(self._series) + 1
-            name = "loss" if number == 1 else f"loss/{number}"
+            name = self._name_of(caller.f_code)
             series = self._series[key] = _Series(name, caller.f_code, caller.f_lasti)
         return series
+
+    def _name_of(self, code: CodeType) -> str:
+        """Name the curve of a new place: a loop in a cell goes on with that of a former cell."""
+        if self._left and code.co_name == _TOP:
+            return self._left.pop(0)
+        number = len(self._series) + len(self._left) + 1
+        return "loss" if number == 1 else f"loss/{number}"
 
     def _news(self) -> list[Any]:
         points = self._rates.news()

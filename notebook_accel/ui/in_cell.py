@@ -1,36 +1,81 @@
 """A loop that runs in the kernel itself, without a launch: the same view, in its cell.
 
-The view begins with the first number of a cell and ends with the cell. A loop that goes on in a
-later cell, with the same Accelerator, gets a view there that shows the curves from the start. Each
-such cell is on record as a run of its own.
+The view begins with the first number of a cell and ends with the cell, or before the next training
+of it. A loop that goes on in a later cell, with the same Accelerator, gets a view there that shows
+the curves from the start. Each is on record as a run of its own.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from notebook_accel.events import shelf
-from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.history import History
 from notebook_accel.events.lines import cell_number, ipython
-from notebook_accel.events.model import Failed, Returned, Started
+from notebook_accel.events.model import Started
 from notebook_accel.events.records import Recorder
 from notebook_accel.events.story import About
 from notebook_accel.ui.live import LiveView, screen
 from notebook_accel.ui.panel import Panel
-from notebook_accel.ui.place import place
+from notebook_accel.ui.pens import Pen, Stage, ending
+from notebook_accel.ui.place import has_kernel, place
+from notebook_accel.ui.screens import SharedScreen
+
+_cell = Stage()
+if not has_kernel():  # ``ipython train.py`` runs no cell
+    atexit.register(_cell.end)
 
 
-def pen(device: str) -> Emitter | None:
+def pen(device: str, rank: int, num_ranks: int) -> Pen | None:
     """Give a pen whose events are drawn under the cell that runs; None if nobody wants to see.
 
     Errors: ConfigError when NOTEBOOK_ACCEL_UI holds an unknown word.
     """
-    return None if place().surface == "off" else CellPen(device)
+    if place().surface == "off":
+        return None
+    return Pen(_cell, lambda history, number: _CellRun(history, device, number))
+
+
+class _CellRun:
+    """What is shown of a run in a cell, and its record."""
+
+    def __init__(self, history: History, device: str, number: int) -> None:
+        where = "in this kernel" if has_kernel() else "in IPython"
+        again = f", run {number}" if number > 1 else ""
+        about = About(shelf.new_id(), f"{_running_cell()}{again}", device, where, 1)
+        self._recorder = Recorder(about, history, list, shelf.root())
+        here = place()
+        self._view = LiveView(
+            Panel(history, f"{where}, on {device}{again and f'{again} of this cell'}", 1),
+            screen(here) if has_kernel() else SharedScreen(sys.stderr, here.rewrites),
+        )
+        self.handle(Started(0, os.getpid(), device, 1))
+        if number == 1:
+            ipython().events.register("post_run_cell", _ended)
+
+    def handle(self, event: Any) -> None:
+        """Record and draw one event."""
+        for sink in (self._recorder, self._view):
+            sink.handle(event)
+            sink.tick()
+
+    def close(self, at: float, error: BaseException | None) -> None:
+        """Leave the last picture, and the record with it."""
+        self.handle(ending(error))
+        self._view.close(at)
+        self._recorder.close()
+        if self._view.png:
+            self._recorder.keep_picture(self._view.png)
+        self._recorder.end(error, at=at)
+
+
+def _ended(result: Any = None) -> None:
+    ipython().events.unregister("post_run_cell", _ended)
+    _cell.end(getattr(result, "error_in_exec", None))
 
 
 def _running_cell() -> str:
@@ -42,62 +87,3 @@ def _running_cell() -> str:
         name = name if number is None else f"In[{number}]"
         frame = frame.f_back
     return name
-
-
-class CellPen(Emitter):
-    """A pen without a pipe: what it writes is drawn at once, here.
-
-    ``at_end`` functions are called when a cell ends, before its last picture.
-    """
-
-    def __init__(self, device: str) -> None:
-        super().__init__(0, -1)
-        self.at_end: list[Callable[[], None]] = []
-        self.history = History()
-        self._device = device
-        self._panel: Panel | None = None
-        self._view: LiveView | None = None
-        self._recorder: Recorder | None = None
-
-    def _queue(self, event: Any) -> None:
-        if os.getpid() != self._pid:  # a forked child has no cell
-            return
-        if self._view is None:
-            self._open()
-        assert self._view is not None and self._recorder is not None
-        self.history.handle(event)
-        for sink in (self._recorder, self._view):
-            sink.handle(event)
-            sink.tick()
-
-    def _open(self) -> None:
-        panel = Panel(self.history, f"in this kernel, on {self._device}", 1)
-        self._panel = panel
-        self._view = LiveView(panel, screen(place()))
-        about = About(shelf.new_id(), _running_cell(), self._device, "in this kernel", 1)
-        self._recorder = Recorder(about, self.history, list, shelf.root())
-        for sink in (self._recorder, self._view):
-            sink.handle(Started(0, os.getpid(), self._device, 1))
-        ipython().events.register("post_run_cell", self._cell_ended)
-
-    def _cell_ended(self, result: Any = None) -> None:
-        ipython().events.unregister("post_run_cell", self._cell_ended)
-        for function in self.at_end:
-            function()
-        self.flush()
-        self._due = 0.0  # a short cell right after this one is shown too
-        view, self._view = self._view, None
-        recorder, self._recorder = self._recorder, None
-        assert view is not None and recorder is not None
-        error = getattr(result, "error_in_exec", None)
-        ending = (
-            Returned(0, 0) if error is None else Failed(0, type(error).__name__, str(error), [], "")
-        )
-        for sink in (recorder, view):
-            sink.handle(ending)
-        self.history.close()
-        view.close()
-        recorder.close()
-        if view.png:
-            recorder.keep_picture(view.png)
-        recorder.end(error)

@@ -78,11 +78,11 @@ class LiveView:
         if self._panel.began is not None:
             self._guarded(lambda screen: screen.refresh(self._panel))
 
-    def close(self) -> None:
-        """Leave the final picture and its facts."""
+    def close(self, at: float | None = None) -> None:
+        """Leave the final picture and its facts; the run ended ``at`` that time, or now."""
         if self._screen is None:
             return
-        self._panel.close()
+        self._panel.close(at)
         if self._panel.began is not None:
             self._guarded(lambda screen: screen.finish(self._panel))
         self.png = getattr(self._screen, "png", b"")

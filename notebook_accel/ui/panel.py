@@ -61,10 +61,11 @@ class Panel:
         if self.began is None and self.tasks():
             self.began = time.monotonic()
 
-    def close(self) -> None:
-        """The run is over: sum it up."""
+    def close(self, at: float | None = None) -> None:
+        """The run is over, since ``at`` if that is known: sum it up."""
         self._tasks.clear()
-        self.over = words.summary(self.rates, self.alive_s, self.ending)
+        after_s = 0.0 if at is None else time.monotonic() - at
+        self.over = words.summary(self.rates, max(0.0, self.alive_s - after_s), self.ending)
 
     # ── what it says ──────────────────────────────────────────────────────────────────────────
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
+import sys
+from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 from notebook_accel.events.history import History
@@ -162,6 +165,64 @@ class TextScreen:
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
+        self._stream.flush()
+
+
+class SharedScreen(TextScreen):
+    """The line of a terminal to which this very process writes as well: it makes way for that.
+
+    In a log, only alarms and the end are told: a line every few seconds would fill it.
+    """
+
+    PLAIN_INTERVAL_S = math.inf
+
+    def __init__(self, stream: TextIO, rewrites: bool) -> None:
+        super().__init__(stream, rewrites)
+        self._put: Callable[[str], Any] = stream.write
+        self._is_within_line = False  # of somebody else's: an open bar of tqdm's, say
+        self._leave: list[Callable[[], None]] = []
+        if rewrites:
+            for one in {id(one): one for one in (sys.stdout, sys.stderr, stream)}.values():
+                self._watch(one)
+
+    def refresh(self, panel: Panel) -> None:
+        """Rewrite the line, where that would not overwrite what others have begun to write."""
+        if not self._is_within_line or len(panel.alarms.texts) > self._num_alarms:
+            super().refresh(panel)
+
+    def finish(self, panel: Panel) -> None:
+        """End with one line that stays, and let go of the streams."""
+        super().finish(panel)
+        for leave in self._leave:
+            leave()
+
+    def _watch(self, stream: Any) -> None:
+        """Hear what is written to ``stream``, by whoever holds it: a logger, or tqdm."""
+        if stream is None or not stream.isatty():
+            return
+        write = stream.write
+
+        def heard(text: str) -> Any:
+            self.make_way()
+            if text:
+                self._is_within_line = text[-1] not in "\r\n"
+            return write(text)
+
+        def leave() -> None:
+            if stream.write is heard:  # else somebody watches in their turn, and holds on to it
+                del stream.write
+
+        try:
+            stream.write = heard
+        except AttributeError:  # a stream that cannot be listened to
+            return
+        self._leave.append(leave)
+
+    def _write(self, text: str) -> None:
+        if self._is_within_line:
+            text = f"\n{text}"
+            self._is_within_line = False
+        self._put(text)
         self._stream.flush()
 
 

@@ -80,7 +80,7 @@ run = notebook_launcher(main, num_processes=2, device="cpu")
 folder = Path(tempfile.mkdtemp())
 script = run.export_script(folder / "train.py")
 lines = script.read_text().splitlines()
-print(*lines[:16], f"    ... {len(lines) - 20} lines more ...", *lines[-4:], sep="\n")
+print(*lines[:16], f"    ... {len(lines) - 22} lines more ...", *lines[-6:], sep="\n")
 
 # %% [markdown]
 # ## 3. Start it from the terminal

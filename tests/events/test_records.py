@@ -19,6 +19,7 @@ from notebook_accel.errors import NoSuchRun, RunInterrupted
 from notebook_accel.events import records, shelf
 from notebook_accel.events.discretion import HIDDEN, hider
 from notebook_accel.events.history import History
+from notebook_accel.events.logs import Logs
 from notebook_accel.events.model import (
     Exited,
     Failed,
@@ -29,7 +30,7 @@ from notebook_accel.events.model import (
     Started,
     Task,
 )
-from notebook_accel.events.records import LOST, Logs, Record, Recorder, read
+from notebook_accel.events.records import LOST, Record, Recorder, read
 from notebook_accel.events.story import About
 
 

@@ -69,6 +69,47 @@ def test_a_loop_in_the_kernel_has_the_view_in_each_cell_in_which_it_goes_on(pane
     assert panel_kernel.run("print('quiet')").kinds() == ["stream"]
 
 
+def test_trainings_of_one_cell_are_runs_of_their_own(panel_kernel):
+    panel_kernel.run("def sweep():\n    for n in (40, 20, 20):\n        main(n)\n    1 / 0")
+    reply = panel_kernel.run("sweep()")
+    assert reply.error == "ZeroDivisionError"
+    lasts = [text for text in texts(reply) if " steps in " in text]
+    assert [text.partition(" in ")[0] for text in lasts] == [
+        "40 steps", "20 steps", "raised ZeroDivisionError · 20 steps",
+    ]  # fmt: skip
+    titles = [data["text/plain"].partition("\n")[0] for data in pictures(reply)]
+    assert titles[0] == "in this kernel, on cpu"
+    assert titles[-1] == "in this kernel, on cpu, run 3 of this cell"
+    told = panel_kernel.run(
+        "from notebook_accel import runs\n"
+        "for run in reversed(runs.list(3)):\n"
+        "    print(run.about.function.partition(']')[2], run.ended, run.story.took_s)"
+    ).out.splitlines()
+    told = [line.rpartition(" ") for line in told]
+    assert [ended for ended, _, _ in told] == [" finished", ", run 2 finished", ", run 3 failed"]
+    first, second, third = (float(took) for _, _, took in told)
+    assert first > second and first > third, "none of them took until the end of the cell"
+
+
+def test_a_loop_written_into_cells_goes_on_with_its_curve(panel_kernel):
+    panel_kernel.run(
+        "accelerator = Accelerator()\nw = nn.Parameter(torch.ones(1))\n"
+        "optimizer = accelerator.prepare(torch.optim.SGD([w], lr=0.01))"
+    )
+    loop = (
+        "for _ in range({}):\n"
+        "    accelerator.backward((w * w).sum())\n"
+        "    accelerator.backward(w.abs().sum())\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+    )
+    for cell in (loop.format(30), loop.format(20), loop.format(20)):
+        last = panel_kernel.run(cell)
+    assert not last.error, last.traceback
+    facts = [line.partition(" ")[0] for line in texts(last)[-1].splitlines() if "loss" in line]
+    assert "loss/2" in facts and "loss/3" not in facts
+    assert texts(last)[-1].count(" over 70 steps") == 2
+
+
 def test_short_cells_close_to_each_other_are_each_shown_where_nothing_takes_time_to_draw(
     panel_kernel,
 ):

@@ -15,8 +15,8 @@ import torch
 from notebook_accel import Accelerator, Run, notebook_launcher, runs
 from notebook_accel.errors import ConfigError, LaunchError, NoSuchRank, RunInterrupted, RunTimeout
 from notebook_accel.events import context
+from notebook_accel.events.logs import Logs
 from notebook_accel.events.model import Metrics, Output
-from notebook_accel.events.records import Logs
 from notebook_accel.launch import attempts
 
 
