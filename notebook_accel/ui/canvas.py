@@ -19,6 +19,7 @@ import numpy as np
 
 from notebook_accel.ui import words
 from notebook_accel.ui.curves import Curve
+from notebook_accel.ui.outputs import view_bundle
 from notebook_accel.ui.pace import Pace
 from notebook_accel.ui.panel import Panel
 from notebook_accel.ui.series import groups, is_rate, pictures, split
@@ -66,8 +67,7 @@ class Canvas:
 
     def bundle(self, line: str) -> dict[str, Any]:
         """What to display for it to appear."""
-        view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
-        return {"application/vnd.jupyter.widget-view+json": view, "text/plain": line}
+        return view_bundle(self._widget, line)
 
     def close(self) -> None:
         """Take it from the page."""

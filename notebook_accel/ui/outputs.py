@@ -7,6 +7,12 @@ import importlib
 from typing import Any
 
 
+def view_bundle(widget: Any, text: str) -> dict[str, Any]:
+    """The bundle that makes a page draw ``widget``; what draws none shows ``text``."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view, "text/plain": text}
+
+
 def picture(
     image: bytes, title: str, facts: str, width_px: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:

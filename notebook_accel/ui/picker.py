@@ -13,17 +13,16 @@ from typing import Any, ClassVar, TypeVar
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError
-from notebook_accel.events import context
 from notebook_accel.launch import doctor
 from notebook_accel.launch.advice import sizes_of
 from notebook_accel.launch.machine import Machine, read_machine
 from notebook_accel.launch.timing import Timings, time_precisions
 from notebook_accel.ui.choices import refuse_impossible
+from notebook_accel.ui.outputs import view_bundle
 from notebook_accel.ui.picker_state import State, check_names
 from notebook_accel.ui.picker_text import text
-from notebook_accel.ui.place import cell_id, has_kernel, place
+from notebook_accel.ui.place import cell_id, hears_controls
 
-_VIEW = "application/vnd.jupyter.widget-view+json"
 AnyPicker = TypeVar("AnyPicker", bound="Picker")
 # What was picked in this kernel, by the picker's kind and name, its cell and what it is about:
 # (what the cell gave, wishes).
@@ -40,6 +39,7 @@ class Picker:
     """
 
     asks: ClassVar[tuple[str, ...]] = ()
+    _skin: Any
 
     def __init__(
         self,
@@ -58,21 +58,19 @@ class Picker:
         machine = read_machine() if machine is None else machine
         for setting, wish in {**about, **given}.items():
             refuse_impossible(setting, wish, machine)
-        self._key = (kind, name, cell_id(), batch_size, repr(about))
-        self._given = given
-        earlier, wishes = _kept.get(self._key, (given, given))
-        self._skin: Any = None
-        self._become(
-            State(
-                kind,
-                self.asks,
-                machine,
-                {**about, **(wishes if earlier == given else given)},
-                batch_size,
-                None if model is None else sizes_of(model),
-                kernel=kernel,
-            )
+        key = (kind, name, cell_id(), batch_size, repr(about))
+        earlier, wishes = _kept.get(key, (given, given))
+        state = State(
+            kind,
+            self.asks,
+            machine,
+            {**about, **(wishes if earlier == given else given)},
+            batch_size,
+            None if model is None else sizes_of(model),
+            kernel=kernel,
         )
+        self._hold(key, given, state)
+        self._become(state)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -152,19 +150,25 @@ class Picker:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The controls where a front end can show them, the text everywhere."""
-        bundle: dict[str, Any] = {"text/plain": text(self._state)}
-        in_worker = context.current() is not None  # nobody would hear its controls
-        if has_kernel() and not in_worker and place().surface not in ("text", "off"):
-            bundle[_VIEW] = {
-                "version_major": 2,
-                "version_minor": 0,
-                "model_id": self.widget.model_id,
-            }
-        return bundle
+        said = text(self._state)
+        return view_bundle(self.widget, said) if hears_controls() else {"text/plain": said}
 
     def __reduce__(self) -> Any:
         """A function that uses a picker takes the choice along to its worker, without controls."""
-        return _restored, (type(self), self._key, self._given, self._state)
+        return self._of, (self._key, self._given, self._state)
+
+    @classmethod
+    def _of(
+        cls: type[AnyPicker], key: tuple[Any, ...], given: dict[str, Any], state: State
+    ) -> AnyPicker:
+        """Make one of a choice that was made."""
+        picker = cls.__new__(cls)
+        picker._hold(key, given, state)
+        return picker
+
+    def _hold(self, key: tuple[Any, ...], given: dict[str, Any], state: State) -> None:
+        self._key, self._given, self._state = key, given, state
+        self._skin = None
 
 
 def read_kernel() -> tuple[doctor.Finding, ...]:
@@ -271,9 +275,3 @@ def _check_batch_size(batch_size: Any) -> None:
         "it is what each rank's loader puts into a batch",
         "write, for example, LaunchPicker(batch_size=32)",
     )
-
-
-def _restored(kind: type[Picker], key: tuple[Any, ...], given: Any, state: State) -> Picker:
-    picker = kind.__new__(kind)
-    picker._key, picker._given, picker._state, picker._skin = key, given, state, None
-    return picker

@@ -112,12 +112,6 @@ def code(state: State) -> str:
     )
 
 
-def problem(text: str) -> str:
-    """An error, in place."""
-    lines = "<br>".join(map(escape, text.splitlines()))
-    return f'<div role="alert"><p><strong>error:</strong> {lines}</p></div>'
-
-
 def _finding(one: Finding) -> str:
     fix = f" ({escape(one.fix)})" if one.fix else ""
     return f"<p><strong>{one.severity}:</strong> {escape(one.text)}{fix}</p>"

@@ -15,8 +15,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from notebook_accel.config.settings import SETTINGS
-from notebook_accel.errors import Explained
-from notebook_accel.ui import menu, picker_html, picker_text
+from notebook_accel.ui import menu, picker_html, picker_text, skin
 from notebook_accel.ui.choices import devices_of
 from notebook_accel.ui.picker_state import LABELS, State
 from notebook_accel.ui.place import place
@@ -28,7 +27,7 @@ _QUESTION_WIDTH = "calc(100% - 7.5em - 12px)"
 _QUESTION_GAP = "1px 0 1px calc(7.5em + 9px)"
 
 
-class Skin:
+class Skin(skin.Skin):
     """The controls of one picker. ``pick`` takes settings by name, like ``Picker.choose``."""
 
     def __init__(
@@ -38,14 +37,17 @@ class Skin:
         time: Callable[[], Any],
         refresh: Callable[[], Any],
     ) -> None:
-        self._pick, self._is_showing = pick, False
+        super().__init__(lambda: self.show(self._shown))
+        self._pick = pick
         self._controls: dict[str, Any] = {name: _MAKERS[name](self, state) for name in state.asked}
-        self._told, self._code, self._problem = _html(), _html(), _html()
-        self._numbers = _html()
-        buttons = [_button("Look again", "refresh", lambda: self._try(refresh))]
+        self._told, self._numbers, self._code = _html(), _html(), _html()
+        buttons = [self.button("Look again", refresh, icon="refresh", layout=_button_layout())]
         if "mixed_precision" in state.asked:
-            self._time_button = _button("Time the precisions", "clock-o", lambda: self._time(time))
-            buttons.insert(0, self._time_button)
+            measuring = self.button(
+                "Time the precisions", time, "Measuring...", icon="clock-o",
+                layout=_button_layout(),
+            )  # fmt: skip
+            buttons.insert(0, measuring)
         asked = widgets.VBox([part for one in self._controls.values() for part in one.parts])
         told = widgets.VBox([self._told, self._numbers])
         for column in (asked, told):
@@ -53,7 +55,7 @@ class Skin:
         columns = widgets.HBox([asked, told], layout=widgets.Layout(flex_flow="row wrap"))
         last = widgets.HBox([*buttons, *_keys()])
         self.box = widgets.VBox(
-            [_html(picker_html.STYLE), columns, self._code, self._problem, last],
+            [_html(picker_html.STYLE), columns, self._code, self.problem, last],
             layout=widgets.Layout(margin="4px 0"),
         )
         self.box.add_class("nba-picker")
@@ -61,40 +63,17 @@ class Skin:
 
     def show(self, state: State) -> None:
         """Bring every control to ``state``."""
-        self._shown, self._is_showing = state, True
-        try:
+        self._shown = state
+        with self.showing():
             for control in self._controls.values():
                 control.show(state)
-        finally:
-            self._is_showing = False
         self._told.value = picker_html.told(state)
         self._numbers.value = picker_html.numbers(state)
         self._code.value = picker_html.code(state)
-        self._problem.value = ""
 
     def picked(self, **values: Any) -> None:
         """A control was moved by a person; what is callable is a value that may be refused."""
-        if not self._is_showing:
-            self._try(
-                lambda: self._pick(**{n: v() if callable(v) else v for n, v in values.items()})
-            )
-
-    def _try(self, action: Callable[[], Any]) -> None:
-        """Do it; what is wrong is said in place, since nobody reads what a callback raises."""
-        try:
-            action()
-        except Explained as error:
-            self.show(self._shown)  # back to what is picked still
-            self._problem.value = picker_html.problem(str(error))
-
-    def _time(self, time: Callable[[], Any]) -> None:
-        button = self._time_button
-        before = button.description
-        button.description, button.disabled = "Measuring...", True
-        try:
-            self._try(time)
-        finally:
-            button.description, button.disabled = before, False
+        self.asked(lambda: self._pick(**{n: v() if callable(v) else v for n, v in values.items()}))
 
 
 class _Numbers:
@@ -277,12 +256,8 @@ def _html(value: str = "", margin: str = "0") -> Any:
     return widgets.HTML(value, layout=widgets.Layout(margin=margin))
 
 
-def _button(text: str, icon: str, action: Callable[[], None]) -> Any:
-    button = widgets.Button(
-        description=text, icon=icon, layout=widgets.Layout(width="auto", margin="6px 8px 2px 0")
-    )
-    button.on_click(lambda _: action())
-    return button
+def _button_layout() -> Any:
+    return widgets.Layout(width="auto", margin="6px 8px 2px 0")
 
 
 def _keys() -> list[Any]:

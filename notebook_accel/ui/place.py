@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
 from notebook_accel.errors import ConfigError
+from notebook_accel.events import context
 from notebook_accel.events.lines import ipython
 
 Surface = Literal["canvas", "png", "text", "off"]
@@ -63,6 +64,12 @@ def place(env: Mapping[str, str] | None = None, stream: TextIO | None = None) ->
         surface = "text"  # a picture needs a front end that listens
     may = surface == "png" and not wish and (from_page or host in ("colab", "vscode"))
     return Place(surface, host, not kernel and _is_terminal(stream), may)
+
+
+def hears_controls() -> bool:
+    """True where controls can be shown, and moving them is heard: not by what a worker shows."""
+    in_worker = context.current() is not None
+    return has_kernel() and not in_worker and place().surface not in ("text", "off")
 
 
 def has_kernel() -> bool:

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from notebook_accel.events import context
 from notebook_accel.ui.exchange import Exchange, exchange
-from notebook_accel.ui.place import has_kernel, place
+from notebook_accel.ui.outputs import view_bundle
+from notebook_accel.ui.place import hears_controls
 
 __all__ = ["Playground", "all_gather", "all_reduce", "broadcast", "reduce_scatter", "show"]
-
-_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def all_reduce(
@@ -127,12 +125,5 @@ class Playground:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The controls where a page can show them, the picture and the text everywhere."""
-        bundle: dict[str, Any] = {
-            "text/plain": repr(self),
-            "text/html": self.exchange._repr_html_(),
-        }
-        in_worker = context.current() is not None  # nobody would hear its controls
-        if has_kernel() and not in_worker and place().surface not in ("text", "off"):
-            view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-            bundle[_VIEW] = view
-        return bundle
+        shown = view_bundle(self.widget, repr(self)) if hears_controls() else {}
+        return {"text/plain": repr(self), "text/html": self.exchange._repr_html_(), **shown}

@@ -6,13 +6,12 @@ of it. Nothing runs before the button is pressed, so that a person can guess fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from notebook_accel.errors import ConfigError, Explained
-from notebook_accel.ui import exchange_html, exchange_text, picker_html
+from notebook_accel.errors import ConfigError
+from notebook_accel.ui import exchange_html, exchange_text, skin
 from notebook_accel.ui.exchange import MEANING
 
 if TYPE_CHECKING:
@@ -22,12 +21,12 @@ MOST_RANKS = 4  # as many rows of controls as fit beside the picture
 _WIDE = {"description_width": "5.5em"}
 
 
-class Skin:
+class Skin(skin.Skin):
     """The controls of one playground."""
 
     def __init__(self, playground: Playground) -> None:
+        super().__init__(self.show)
         self._playground = playground
-        self._is_showing = False
         self._operation = widgets.ToggleButtons(
             options=list(MEANING), tooltips=[one.format(source=0) for one in MEANING.values()],
             style={"button_width": "auto"},
@@ -37,18 +36,17 @@ class Skin:
         )
         self._source = widgets.Dropdown(options=[0, 1], description="source", style=_WIDE)
         self._rows = [_Row(self, rank) for rank in range(MOST_RANKS)]
-        self._button = widgets.Button(
-            description="Run it", icon="play", button_style="primary",
+        self._button = self.button(
+            "Run it", playground.run, "Running...", icon="play", button_style="primary",
             tooltip="Start these processes and let them meet",
         )  # fmt: skip
-        self._picture, self._problem = widgets.HTML(), widgets.HTML()
+        self._picture = widgets.HTML()
         self._operation.observe(lambda one: self.choose(operation=one["new"]), "value")
         self._num_ranks.observe(lambda one: self.choose(num_ranks=one["new"]), "value")
         self._source.observe(lambda one: self.choose(source=one["new"]), "value")
-        self._button.on_click(lambda _: self._run())
         asked = [self._num_ranks, self._source, *(row.box for row in self._rows)]
         self.box = widgets.VBox(
-            [self._operation, *asked, self._button, self._problem, self._picture],
+            [self._operation, *asked, self._button, self.problem, self._picture],
             layout=widgets.Layout(margin="4px 0"),
         )
         self.show()
@@ -56,8 +54,7 @@ class Skin:
     def show(self) -> None:
         """Bring every control to the playground's exchange."""
         shown = self._playground.exchange
-        self._is_showing = True
-        try:
+        with self.showing():
             self._operation.value = shown.operation
             self._num_ranks.value = min(shown.num_ranks, MOST_RANKS)
             self._source.options = list(range(shown.num_ranks))
@@ -65,46 +62,25 @@ class Skin:
             _let_be_seen(self._source, shown.operation == "broadcast")
             for row in self._rows:
                 row.show()
-        finally:
-            self._is_showing = False
-        self._problem.value = ""
         self._picture.value = exchange_html.picture(shown)
 
     def choose(self, **wanted: Any) -> None:
         """A control was moved by a person."""
-        if not self._is_showing:
-            self._try(lambda: self._playground.choose(**wanted))
+        self.asked(lambda: self._playground.choose(**wanted))
 
     def numbers(self, rank: int, text: str) -> None:
         """A person wrote what ``rank`` brings."""
-        if self._is_showing:
-            return
-        buffers = list(self._playground.exchange.before)
-        self._try(lambda: self._brings(buffers, rank, text))
+        self.asked(lambda: self._brings(rank, text))
 
     def absence(self, rank: int, is_there: bool) -> None:
         """A person let ``rank`` come, or kept it away."""
         absent = set(self._playground.exchange.absent)
         self.choose(absent=absent - {rank} if is_there else absent | {rank})
 
-    def _brings(self, buffers: list[Any], rank: int, text: str) -> None:
+    def _brings(self, rank: int, text: str) -> None:
+        buffers: list[Any] = list(self._playground.exchange.before)
         buffers[rank] = _numbers(text)
         self._playground.choose(buffers=buffers)
-
-    def _run(self) -> None:
-        self._button.disabled, self._button.description = True, "Running..."
-        try:
-            self._try(self._playground.run)
-        finally:
-            self._button.disabled, self._button.description = False, "Run it"
-
-    def _try(self, action: Callable[[], Any]) -> None:
-        """Do it; what is wrong is said in place, since nobody reads what a callback raises."""
-        try:
-            action()
-        except Explained as error:
-            self.show()
-            self._problem.value = picker_html.problem(str(error))
 
     @property
     def exchange(self) -> Any:

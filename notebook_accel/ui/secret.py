@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from notebook_accel.events.lines import ipython
+from notebook_accel.ui.outputs import view_bundle
 from notebook_accel.ui.place import OVERRIDE, place
 
 STANDS = (
@@ -56,5 +57,4 @@ def _widget(lines: Sequence[str]) -> tuple[dict[str, Any], Callable[[], None]]:
     import ipywidgets
 
     widget: Any = ipywidgets.HTML("<br>".join(f"<code>{line}</code>" for line in lines))
-    view = {"model_id": widget.model_id, "version_major": 2, "version_minor": 0}
-    return {"application/vnd.jupyter.widget-view+json": view, "text/plain": STANDS}, widget.close
+    return view_bundle(widget, STANDS), widget.close

@@ -152,11 +152,11 @@ class TestControls:
         stage = playground.show("reduce_scatter", num_ranks=2)
         skin = stage.widget and stage._skin
         skin._rows[0]._text.value = "1, two"
-        assert "is not a list of numbers" in skin._problem.value
+        assert "is not a list of numbers" in skin.problem.value
         assert skin._rows[0]._text.value == "1, 2"
         skin._rows[0]._comes.value = False
         skin._rows[1]._comes.value = False
-        assert "all 2 ranks are absent" in skin._problem.value
+        assert "all 2 ranks are absent" in skin.problem.value
         assert skin._rows[1]._comes.value
 
     def test_fewer_ranks_forget_who_was_absent_and_a_source_that_is_gone(self):
