@@ -1,5 +1,6 @@
 # make demo: a digits classifier trains on two workers from a notebook cell.
-# make test: the default suite, under ten minutes. make test-slow, make soak: the rest.
+# make test: the default suite, under ten minutes. make test-slow, make soak: the rest; the browser
+# tests leave pictures of the pages in out/browser, by theme.
 # make wheel: the package as one file under dist, for hosts where it is to be brought.
 # PYTHON=python3.12 picks another interpreter for .venv.
 

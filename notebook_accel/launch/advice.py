@@ -129,7 +129,7 @@ class Advice:
             for one, cells in zip(self.estimates, self._rows(scale), strict=True)
         )
         notes = "".join(f"<div>note: {escape(one)}</div>" for one in self.notes)
-        code = f"<pre><code>{escape(self.code)}</code></pre>" if self.code else ""
+        code = f'<pre style="{_LINE}"><code>{escape(self.code)}</code></pre>' if self.code else ""
         return (
             f"<div><strong>{escape(self.title)}</strong></div><div style='overflow-x:auto'><table>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}{code}"
@@ -138,6 +138,7 @@ class Advice:
 
 _LEFT = "text-align:left"
 _RIGHT = "text-align:right;font-variant-numeric:tabular-nums"
+_LINE = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"  # between words
 _WHY = "font-size:.9em;opacity:.8;max-width:26em"
 
 

@@ -229,7 +229,8 @@ def _memory_findings(
         return [Finding("warning", text, f"{other or more}, or a smaller model")]
     ranks, less = choice.num_processes, "a leaner optimizer"
     if ranks > 1:
-        told, less = f"{told}, {ranks} ranks {size_words(needed * ranks)}", "fewer ranks"
+        told = f"{told}, {ranks} ranks {size_words(needed * ranks)}"
+        less = "fewer ranks" if needed <= machine.free_bytes else less
     text = f"{told}; {size_words(machine.free_bytes)} are free"
     return [Finding("warning", text, f"{other or less}, or a smaller model")]
 

@@ -44,8 +44,9 @@ STYLE = f"""<style>
   align-items: flex-start; width: auto; height: auto; line-height: 1.5; padding: 1px 0;
   white-space: normal; }}
 .nba-picker .widget-checkbox {{ height: auto; }}
-.nba-picker .widget-radio-box input, .nba-picker .widget-checkbox input {{ order: -1;
-  float: none; flex: none; width: 13px; height: 13px; margin: .3em .6em 0 1px; }}
+.nba-picker .widget-radio-box input[type], .nba-picker .widget-checkbox input[type] {{ order: -1;
+  float: none; flex: none; align-self: flex-start; width: 13px; height: 13px;
+  margin: 4px 8px 0 1px; }}
 .nba-picker input:focus-visible, .nba-picker button:focus-visible, .nba-picker pre:focus-visible
   {{ outline: 2px solid currentColor; outline-offset: 2px; }}
 .nba-picker h4 {{ margin: .2em 0 .3em; font-size: 1em; font-weight: 600; }}
@@ -57,7 +58,8 @@ STYLE = f"""<style>
 .nba-picker thead th {{ border-bottom: {_RULE}; }}
 .nba-picker .nba-picked {{ font-weight: 600; }}
 .nba-picker pre {{ margin: .2em 0 0; padding: .5em .7em; border: {_RULE}; border-radius: 3px;
-  white-space: pre-wrap; user-select: all; color: inherit; background: transparent;
+  white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; user-select: all;
+  color: inherit; background: transparent;
   font-family: var(--jp-code-font-family, monospace); font-size: .95em; }}
 </style>"""
 

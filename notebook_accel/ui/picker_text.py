@@ -88,9 +88,10 @@ def by_strategy(state: State) -> list[list[str]]:
 
 
 def _verdict(one: Costed) -> str:
-    """Say whether a strategy fits, and what would have to be installed for it."""
-    fits = {True: "fits", False: "too much", None: ""}[one.fits]
-    return ", ".join(filter(None, [fits, one.missing and f"needs {one.missing}"]))
+    """Say whether a strategy fits, or what would have to be installed before it does."""
+    if one.missing and one.fits is not False:
+        return f"needs {one.missing}"
+    return {True: "fits", False: "too much", None: ""}[one.fits]
 
 
 def timing_rows(timings: Timings | None) -> list[list[str]]:

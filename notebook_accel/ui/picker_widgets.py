@@ -197,7 +197,7 @@ class _Device:
             skin, "device", lambda state: [(o.label, o.value) for o in state.places], _kind
         )
         self._boxes: dict[int, Any] = {}
-        self._list = widgets.VBox()
+        self._list = widgets.VBox(layout=widgets.Layout(margin="0 0 0 2px"))  # as radios stand
         self._row = widgets.HBox([widgets.Label("GPUs"), self._list])
         self.parts = [self._kind.field, self._row]
 

@@ -25,7 +25,8 @@ CHROMIUM_OPTIONS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
-SHOTS = Path(__file__).resolve().parents[2] / "out" / "browser"
+# By test and theme; git leaves them out, CI keeps them.
+_SHOTS = Path(__file__).resolve().parents[2] / "out" / "browser"
 
 
 @pytest.fixture(autouse=True)
@@ -76,5 +77,6 @@ def open_notebook(server, browser):
 
 @pytest.fixture
 def shots(theme):
-    """Where pictures of the page go, for a person to look at."""
-    return lambda name: SHOTS / f"{name}_{theme}.png"
+    """``shots(name)``: the file for a picture of the page, for a person to look at."""
+    _SHOTS.mkdir(parents=True, exist_ok=True)
+    return lambda name: _SHOTS / f"{name}_{theme}.png"

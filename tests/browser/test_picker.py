@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import nbformat
 import pytest
-from conftest import SHOTS
 from hosts import NotebookPage, VoilaPage
 from lab_page import LabPage
 
@@ -116,6 +115,17 @@ def tab_to(page, text, most=60):
     raise AssertionError(f"Tab does not reach {text!r}; it is at {focused(page)!r}")
 
 
+def boxes_beside_words(page):
+    """How many pixels each box stands below the middle of the words beside it."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll('.nba-picker input[type=checkbox]')].map(box => {
+            const middle = one => (one.top + one.bottom) / 2;
+            const words = box.labels[0].querySelector('span').getBoundingClientRect();
+            return middle(box.getBoundingClientRect()) - middle(words);
+        })"""
+    )
+
+
 @pytest.mark.parametrize("host", ["lab", "notebook"])
 def test_two_processes_and_bf16_picked_by_mouse_are_launched(open_in, host, theme, shots):
     lab = open_picker(open_in, host)
@@ -179,9 +189,7 @@ def test_in_voila_a_button_launches_what_was_picked(open_in, theme, shots):
     pick_by_mouse(page)
     page.get_by_role("button", name="Train").click()
     page.wait_for_selector("text=trained:", timeout=60_000)
-    shots_path = shots("picker_voila")
-    shots_path.parent.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=str(shots_path))
+    page.screenshot(path=shots("picker_voila"))
     assert page.get_by_text("trained:").inner_text() == f"trained: {[(2, 'bf16', 1)] * 2}"
 
 
@@ -196,8 +204,7 @@ def test_running_the_cell_again_keeps_what_was_picked(open_in, theme):
     assert lab.page.get_by_role("radio", name="bf16").is_checked()
 
 
-@LIGHT
-def test_a_strategy_asks_its_questions_and_the_line_has_the_answers(open_in):
+def test_a_strategy_asks_its_questions_and_the_line_has_the_answers(open_in, theme, shots):
     lab = open_in("lab", PREPARE, "picker", LAUNCH, ADVISE)
     run_cell(lab, 0)
     run_cell(lab, 1)
@@ -211,9 +218,10 @@ def test_a_strategy_asks_its_questions_and_the_line_has_the_answers(open_in):
     page.locator("label", has_text="On the CPU").click()
     line = 'device="cpu", num_processes=2, mixed_precision="no", strategy=FSDP(cpu_offload=True))'
     page.wait_for_selector(f"text={line}")
-    page.screenshot(path=SHOTS / "strategies.png")
+    page.screenshot(path=shots("picker_strategies"))
+    assert max(map(abs, boxes_beside_words(page))) < 3, "a box stands beside its words"
     run_cell(lab, 3)
     page.wait_for_selector("td:has-text('ZeRO 3')").scroll_into_view_if_needed()
-    page.screenshot(path=SHOTS / "advice.png")
+    page.screenshot(path=shots("advice"))
     assert launch(lab).endswith("[(2, 'no', 1), (2, 'no', 1)]\n")
     assert lab.complaints == []

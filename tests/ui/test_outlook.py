@@ -229,3 +229,7 @@ def test_one_rank_that_does_not_fit_is_not_told_to_be_fewer() -> None:
     only = findings(hardware.PLAIN_CPU, model=7_000_000_000, num_processes=1)[-1]
     assert "a rank, activations apart; " in only and only.endswith("or a smaller model)")
     assert "1 ranks" not in only and "fewer ranks" not in only
+    only = findings(hardware.PLAIN_CPU, model=7_000_000_000, num_processes=2)[-1]
+    assert "2 ranks 280 GB" in only and "fewer ranks" not in only, "not even one of them fits"
+    only = findings(hardware.PLAIN_CPU, model=1_300_000_000, num_processes=40)[-1]
+    assert only.endswith("(fewer ranks, or a smaller model)"), only
