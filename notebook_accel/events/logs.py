@@ -24,12 +24,19 @@ class Logs(list[str]):
     def __getitem__(self, rank: SupportsIndex | slice) -> str | list[str]:
         try:
             return super().__getitem__(rank)
-        except IndexError:
+        except (IndexError, TypeError):
             raise no_such_rank(rank, len(self)) from None
 
 
 def no_such_rank(rank: Any, num_ranks: int) -> NoSuchRank:
-    """Make the error for a ``rank`` that a run of ``num_ranks`` does not have."""
+    """Make the error for a ``rank`` that a run of ``num_ranks`` does not have, or that is none."""
+    if not hasattr(rank, "__index__"):
+        return NoSuchRank(
+            f"there is no rank {rank!r}",
+            "ranks are numbers; curves are asked for by name",
+            'write run.history["loss"] for a curve, run[0] for what rank 0 returned, and '
+            "run.logs[0] for what it wrote",
+        )
     if num_ranks == 0:
         return NoSuchRank(
             f"there is no rank {rank}",

@@ -42,6 +42,21 @@ def root() -> Path | None:
     return None if folder.startswith("~") else Path(os.path.abspath(folder))  # nobody's home
 
 
+def trouble() -> str:
+    """Say why no run can be on record here; "" if nothing stands in the way."""
+    wish, shelf = os.environ.get(VARIABLE, "").strip(), root()
+    if wish.lower() in _OFF:
+        return f"{VARIABLE} is {wish}, so no run is recorded"
+    if shelf is None:
+        return f"nobody's home is known for {wish or 'the usual folder'}, so no run is recorded"
+    there = next(folder for folder in (shelf, *shelf.parents) if folder.exists())
+    if not there.is_dir():
+        return f"{there} is no folder, so no run can be recorded in {shelf}"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"nothing may be written to {there}, so no run can be recorded"
+    return ""
+
+
 def new_id() -> str:
     """Name a run that starts now: the date and time, and three letters to tell it by.
 

@@ -12,6 +12,7 @@ from notebook_accel.events.sinks import Sink
 from notebook_accel.launch.handle import Run
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.run import Attempt, Interrupts, Order, with_restart
+from notebook_accel.launch.streams import say
 
 _VIEW = "notebook_accel.ui.live"
 
@@ -38,16 +39,19 @@ def attempts(
             except Exception as error:
                 if number == max_restarts:
                     raise
-                print(
+                say(
                     f"note: {type(error).__name__}: {error}\n"
-                    f"note: starting all ranks again ({number + 1} of {max_restarts} restarts)"
+                    f"note: starting all ranks again ({number + 1} of {max_restarts} restarts)",
+                    order.name,
                 )
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def equip(attempt: Attempt, sinks: list[Sink], num_ranks: int, handle: Run | None) -> None:
     """Give an attempt its sinks and its view, and to the handle, before it starts."""
-    title = f"{attempt.order.plan.device_words}, {attempt.order.choice.method}"
+    order = attempt.order
+    name = f"{order.name}: " if order.name else ""
+    title = f"{name}{order.plan.device_words}, {order.choice.method}"
     controls = Controls(attempt.stop, attempt.kill, handle is None, attempt.beats)
     attempt.add_sinks([*sinks, view(attempt.history, title, num_ranks, controls)])
     if handle is not None:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_accel.errors import Explained, LaunchError, RunInterrupted
+from notebook_accel.config.words import kind_of
+from notebook_accel.errors import ConfigError, Explained, LaunchError, RunInterrupted
 from notebook_accel.events.history import History
 from notebook_accel.events.lines import ipython
-from notebook_accel.events.logs import Logs
+from notebook_accel.events.logs import Logs, no_such_rank
 from notebook_accel.events.records import Record
 from notebook_accel.launch.result import RunResult, export
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from notebook_accel.launch.run import Attempt
 
 MAX_LINE = 100
+_going: set[int] = set()  # numbers of the runs that go on in the background
+
+
+def next_number() -> int:
+    """Give the number of a run that starts now, to be told from those that go on."""
+    return max(_going, default=0) + 1
 
 
 class Run:
@@ -38,12 +45,14 @@ class Run:
     def __init__(self, go: Callable[[Run], RunResult]) -> None:
         self._go = go
         self._attempt: Attempt | None = None
-        self._asked: list[str] = []
+        self._asked: list[Callable[[Attempt], None]] = []
         self._result: RunResult | None = None
         self._error: BaseException | None = None
         self._attached = threading.Event()
         self._done = threading.Event()
         self._adopt_cell = _cell_adopter()
+        self._number = next_number()
+        _going.add(self._number)
         self._thread = threading.Thread(target=self._drive, name="notebook_accel run", daemon=True)
         self._thread.start()
 
@@ -52,7 +61,7 @@ class Run:
         self._attempt = attempt
         self._attached.set()
         for what in self._asked:
-            getattr(attempt, what)()
+            what(attempt)
 
     @property
     def asked(self) -> bool:
@@ -63,18 +72,24 @@ class Run:
 
     def stop(self) -> None:
         """Ask the ranks to stop after a step they agree on; ``wait()`` then has the rest."""
-        self._ask("stop")
+        self._ask(lambda attempt: attempt.stop())
 
     def kill(self) -> None:
         """End the ranks now."""
-        self._ask("kill")
+        self._ask(lambda attempt: attempt.kill())
 
     def wait(self, timeout_s: float | None = None) -> RunResult:
         """Wait for the end and give the result.
 
         Errors: what a blocking launch would have raised; LaunchError if the run is still going
-        after ``timeout_s``.
+        after ``timeout_s``; ConfigError if that is no number.
         """
+        if timeout_s is not None and type(timeout_s) not in (int, float):
+            raise ConfigError(
+                f"wait() was given {kind_of(timeout_s)} to wait for",
+                "its limit is a number of seconds",
+                "write run.wait(60), or run.wait() to wait for the end",
+            )
         if not self._done.wait(timeout_s):
             raise LaunchError(
                 f"the run is still going after {timeout_s} s",
@@ -120,7 +135,12 @@ class Run:
         return self.result.salvaged
 
     def __getitem__(self, rank: int) -> Any:
-        return self.result[rank]
+        if isinstance(rank, str):
+            raise no_such_rank(rank, 0)
+        value = self.result[rank]
+        if value is None and isinstance(self._error, Exception):
+            raise self._error
+        return value
 
     # ── looking at it ─────────────────────────────────────────────────────────────────────────
 
@@ -186,10 +206,10 @@ class Run:
         step = self._attempt.recorder.record.step if self._attempt is not None else 0
         return f"Run(running, step {step})" if step else "Run(running)"
 
-    def _ask(self, what: str) -> None:
+    def _ask(self, what: Callable[[Attempt], None]) -> None:
         self._asked.append(what)
         if self._attempt is not None:
-            getattr(self._attempt, what)()
+            what(self._attempt)
 
     def _drive(self) -> None:
         self._adopt_cell()
@@ -198,6 +218,7 @@ class Run:
         except BaseException as error:  # it is the user's: wait() raises it
             self._error = error
         finally:
+            _going.discard(self._number)
             self._done.set()
 
 

@@ -161,8 +161,10 @@ class Branch(Attempt):
         try:
             return super().go()
         except BaseException as error:
-            if isinstance(error, LaunchError):
-                error.result = None  # the notebook has it all
+            if isinstance(error, Exception) and isinstance(
+                getattr(error, "result", None), RunResult
+            ):
+                error.result = None  # type: ignore[attr-defined] # the notebook has it all
             self._tell("failed", error if isinstance(error, Exception) else None)
             raise
 

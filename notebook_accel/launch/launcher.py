@@ -36,12 +36,12 @@ from notebook_accel.launch import (
 from notebook_accel.launch.asked import HasConfig, asked, naming_the_source
 from notebook_accel.launch.attempts import attempts, view
 from notebook_accel.launch.elastic import Meeting
-from notebook_accel.launch.handle import Run
+from notebook_accel.launch.handle import Run, next_number
 from notebook_accel.launch.plan import LaunchPlan, is_fake, plan
 from notebook_accel.launch.remembered import remember
 from notebook_accel.launch.result import RunResult
 from notebook_accel.launch.run import Order
-from notebook_accel.launch.streams import Console
+from notebook_accel.launch.streams import Console, say
 
 # Defaults of the call that a file may replace, unlike the same values when somebody writes them.
 _UNSAID: dict[str, Any] = {
@@ -124,6 +124,7 @@ def notebook_launcher(
         raised by the first rank that failed; WorkerDied; RunTimeout; RunInterrupted.
     """
     preflight.check_call(function, args, kwargs, num_processes=num_processes, env=env)
+    preflight.check_switches(block=block, join=join, trusted_network=trusted_network)
     arguments = {
         "num_processes": num_processes, "mixed_precision": mixed_precision, "device": device,
         "start_method": start_method, "max_restarts": max_restarts, "timeout_s": timeout_s,
@@ -141,7 +142,7 @@ def notebook_launcher(
     call = (function, tuple(args), dict(kwargs or {}))
     job = start.Job(*call, then=remember(*call))
     if settings.start_method == "inline":
-        _say(wanted.notes)
+        _say_notes(wanted.notes)
         return inline.run(job, placed, wanted.words, wanted.env, view)
     port = _port(told.use_port if use_port is None else use_port, told, join)
     address = told.rdzv_endpoint.partition(":")[0] or told.master_addr or master_addr
@@ -149,21 +150,24 @@ def notebook_launcher(
     if join:
         lead.check(meeting, trusted_network)
 
+    name = f"run {next_number()}" if next_number() > 1 else ""
+
     def order() -> Order:
         choice = start.choose(settings.start_method)
-        _say((*wanted.notes, *placed.notes))
-        print(_launch_line(placed, choice))
+        _say_notes((*wanted.notes, *placed.notes), name)
+        say(_launch_line(placed, choice), name)
         start.prepare(choice.method)
         return Order(
             job, placed, choice, wanted.words, wanted.env, address, port,
-            settings.timeout_s, settings.on_interrupt,
+            settings.timeout_s, settings.on_interrupt, name=name,
         )  # fmt: skip
 
     cell = display.Cell()
 
     def sinks(first: int = 0, num_ranks: int = len(placed.placements)) -> list[Sink]:
-        how = {} if block else {"write": cell.write}  # another cell may run by then
-        console = Console(num_ranks, told.log_line_prefix_template, first_rank=first, **how)
+        how: Any = {} if block else {"write": cell.write}  # another cell may run by then
+        template = told.log_line_prefix_template
+        console = Console(num_ranks, template, first_rank=first, name=name, **how)
         return [console, display.Republisher(cell)]
 
     def go(handle: Run | None = None) -> RunResult:
@@ -214,9 +218,9 @@ def _meeting(
     )  # fmt: skip
 
 
-def _say(notes: Sequence[str]) -> None:
+def _say_notes(notes: Sequence[str], name: str = "") -> None:
     for note in notes:
-        print(f"note: {note}")
+        say(f"note: {note}", name)
 
 
 def _launch_line(placed: LaunchPlan, choice: start.Choice) -> str:

@@ -43,7 +43,7 @@ class RunResult:
     def __getitem__(self, rank: int) -> Any:
         try:
             return self.values[rank]
-        except IndexError:
+        except (IndexError, TypeError):
             raise no_such_rank(rank, len(self.values)) from None
 
     def __len__(self) -> int:

@@ -48,7 +48,8 @@ class Order:
     """Everything decided about a run before it starts.
 
     ``agent_store`` says that the ranks meet at a store that is served already, by an agent;
-    ``gathers`` that the ranks of other machines report here as well.
+    ``gathers`` that the ranks of other machines report here as well. ``name`` tells the run from
+    others that go on in the background: "run 2"; "" where there are none.
     """
 
     job: start.Job
@@ -62,6 +63,7 @@ class Order:
     on_interrupt: str
     agent_store: bool = False
     gathers: bool = False
+    name: str = ""
 
     @property
     def num_ranks(self) -> int:
@@ -284,10 +286,7 @@ class Attempt:
             has_models = bool(result.salvaged)
             raise RunInterrupted(_how_it_stopped(ranks, self._asked_first, has_models), result)
         if reason:
-            error = self._error(reason, supervisor)
-            if isinstance(error, LaunchError):
-                error.result = result
-            raise error
+            raise _with_rest(self._error(reason, supervisor), result)
         return result
 
     def _error(self, reason: str, supervisor: Supervisor) -> BaseException:
@@ -336,6 +335,14 @@ def _about(order: Order) -> About:
     }
     told = about(order.job, order.plan, order.choice.method, asked, order.env)
     return replace(told, num_ranks=order.num_ranks)
+
+
+def _with_rest(error: BaseException, result: RunResult) -> BaseException:
+    """Let an error carry what there was by then, where it has no ``result`` of its own."""
+    if getattr(error, "result", None) is None:
+        with contextlib.suppress(AttributeError):  # a type that takes none
+            error.result = result  # type: ignore[attr-defined]
+    return error
 
 
 def _salvaged(ranks: list[RankState], values: list[Any]) -> list[Any]:

@@ -21,12 +21,13 @@ from pathlib import Path, PurePath
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from notebook_accel.config.settings import SETTINGS, by_variable
+from notebook_accel.config.settings import by_variable
 from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError
 from notebook_accel.events.discretion import is_secret
 from notebook_accel.events.records import Record
 from notebook_accel.launch.remembered import Then
+from notebook_accel.launch.script_refusals import nothing_to_write, refuse_nameless, refuse_wish
 from notebook_accel.launch.script_seeds import unseeded
 from notebook_accel.launch.sources import Source, import_of, names_in, names_now, source_of
 from notebook_accel.launch.start import Job
@@ -44,7 +45,6 @@ _CARRIED = {*_SETTINGS.values(), "ACCELERATE_USE_FSDP"}  # and all variables of 
 _SECTIONS = {"fsdp", "parallelism", "dynamo"}
 _PRINTED = """if returned is not None and os.environ.get("RANK", "0") == "0":
     print(returned)"""
-_AS_WITHOUT = {"DDP()", "SingleDevice()"}  # wishes that an Accelerator has anyway
 
 
 def export(job: Job | None, record: Record, path: Path) -> Path:
@@ -81,7 +81,8 @@ def text_of(job: Job, record: Record, name: str = "train.py") -> str:
 
     Errors: ConfigError naming each thing that has no source; for a strategy given as an object.
     """
-    _refuse_wish(record)
+    refuse_wish(record)
+    refuse_nameless(job.function, record.about.function)
     then = job.then or Then({}, job.args, job.kwargs)
     gathered = _Gathered(then.names)
     called = gathered.expression(job.function, "the launched function", "main")
@@ -89,7 +90,7 @@ def text_of(job: Job, record: Record, name: str = "train.py") -> str:
     given += [f"{key}={gathered.expression(arg, key, key)}" for key, arg in then.kwargs.items()]
     gathered.follow()
     if gathered.refused:
-        raise _refusal(record.about.function, gathered.refused)
+        raise nothing_to_write(record.about.function, gathered.refused)
     text = _layout(gathered, f"{called}({', '.join(given)})", record, name)
     compile(text, name, "exec", dont_inherit=True)
     if libraries := unseeded(text):
@@ -238,31 +239,6 @@ def _kind(value: Any) -> str:
     shape = getattr(value, "shape", None)
     size = f" of shape {tuple(shape)}" if isinstance(shape, tuple) else ""
     return f"{kind_of(value)}{size} made in the notebook"
-
-
-def _refusal(function: str, refused: Mapping[str, str]) -> ConfigError:
-    lines = "".join(f"\n    {name}: {why}" for name, why in refused.items())
-    return ConfigError(
-        f"{function} cannot be written as a script; these have no source:{lines}",
-        "a script holds functions, classes, imports and plain values; anything else would have to "
-        "be made again",
-        f"make them inside {function}, or in a function that it calls, and launch it again",
-    )
-
-
-def _refuse_wish(record: Record) -> None:
-    """Refuse a strategy that no variable can say: an Accelerator of the script would not know it.
-
-    Errors: ConfigError.
-    """
-    wish, function = str(record.config.get("strategy", "auto")), record.about.function
-    if wish not in _AS_WITHOUT and wish not in SETTINGS["strategy"].choices:
-        raise ConfigError(
-            f"{function} was launched with strategy={wish}, which its script would not have",
-            "the launch told it to the Accelerator; nobody tells it to that of a script",
-            f"write Accelerator(strategy={wish}) in {function}, leave strategy= out of the launch, "
-            "and launch it again",
-        )
 
 
 # ── the text ──────────────────────────────────────────────────────────────────────────────────

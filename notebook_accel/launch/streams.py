@@ -128,13 +128,24 @@ def write_here(stream: str, text: str) -> None:
     target.flush()
 
 
+def say(text: str, name: str = "") -> None:
+    """Print lines of the run ``name`` at once: another run's thread may print meanwhile."""
+    print("".join(f"{prefix(name)}{line}\n" for line in text.splitlines()), end="")
+
+
+def prefix(name: str) -> str:
+    """What the lines of the run ``name`` begin with; nothing where it has no name."""
+    return f"[{name}] " if name else ""
+
+
 class Console:
     """A sink that writes the ranks' lines under the cell, a batch at a time, tagged by rank.
 
     The same line of several ranks is written once, and so is one that is repeated. A run of one
     rank, and what ``accelerator.print`` says, has no tag. ``template`` is a ``string.Template``
     over rank, local_rank and role_name, as torch elastic has it: each rank's lines then stay its
-    own. ``write`` puts text on the named stream. ``first_rank`` is the lowest rank here.
+    own. ``write`` puts text on the named stream. ``first_rank`` is the lowest rank here. ``name``
+    is the run's, where others go on.
     """
 
     def __init__(
@@ -143,10 +154,12 @@ class Console:
         template: str | None = None,
         write: Callable[[str, str], None] = write_here,
         first_rank: int = 0,
+        name: str = "",
     ) -> None:
         self._put = write
         self._num_ranks = num_ranks
         self._first_rank = first_rank
+        self._prefix = prefix(name)
         self._template = None if template is None else Template(template)
         self._folder = Folder(num_ranks, self._tag)
         self._batch: list[tuple[str, str]] = []
@@ -160,7 +173,8 @@ class Console:
             return
         elif event.announced:
             self._take(self._folder.due(everything=True))
-            self._take([(event.stream, event.text)])
+            lines = [self._prefix + line for line in _lines(event.text)]
+            self._take([(event.stream, "".join(lines))])
         elif self._template is not None:
             tag = self._tag([event.rank])
             lines = [tag + line if line.strip("\r\n") else line for line in _lines(event.text)]
@@ -178,13 +192,14 @@ class Console:
         self._write(everything=True)
 
     def _tag(self, ranks: list[int]) -> str:
+        tag = ""
         if self._template is not None:
-            return self._template.safe_substitute(
+            tag = self._template.safe_substitute(
                 rank=self._first_rank + ranks[0], local_rank=ranks[0], role_name="default"
             )
-        if self._num_ranks == 1:
-            return ""
-        return f"[{spanned([self._first_rank + rank for rank in ranks])}] "
+        elif self._num_ranks > 1:
+            tag = f"[{spanned([self._first_rank + rank for rank in ranks])}] "
+        return self._prefix + tag
 
     def _take(self, texts: list[tuple[str, str]]) -> None:
         for stream, text in texts:

@@ -32,10 +32,13 @@ class Comparison:
         self._with = [run for run in self.runs if series in run.history]
         if not self._with:
             known = sorted({name for run in self.runs for name in run.history})
+            fix = "pass series= one of these names"
+            if not known:
+                fix = "call accelerator.backward(loss) or accelerator.log({...}) in the function"
             raise NoSuchSeries(
                 f"none of these {counted(len(self.runs), 'run')} has a series {series!r}",
-                f"they have: {', '.join(known) or 'none'}",
-                "pass series= one of these names",
+                f"they have: {', '.join(known)}" if known else "nothing was reported in them",
+                fix,
             )
 
     def __repr__(self) -> str:

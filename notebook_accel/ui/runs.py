@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
-from notebook_accel.errors import NoSuchRun
+from notebook_accel.errors import ConfigError, NoSuchRun
 from notebook_accel.events import records, shelf
 from notebook_accel.events.records import Record
 from notebook_accel.ui import words
@@ -45,7 +45,8 @@ class RunList(Sequence[Record]):
 
     def __repr__(self) -> str:
         if not self._runs:
-            return f"no runs on record{_where()}"
+            trouble = shelf.trouble()
+            return f"no runs on record{f': {trouble}' if trouble else _where()}"
         rows = [_COLUMNS, *(_row(run) for run in self._runs)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
@@ -78,7 +79,16 @@ class RunList(Sequence[Record]):
 
 
 def list(limit: int = 20) -> RunList:
-    """List the newest ``limit`` runs on record."""
+    """List the newest ``limit`` runs on record.
+
+    Errors: ConfigError for what is no number of runs.
+    """
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise ConfigError(
+            f"runs.list({limit!r:.80})",
+            "it lists so many runs, the newest first",
+            'write runs.list(5), or runs.get("k3f") for the one with this in its name',
+        )
     return RunList(_newest(limit))
 
 
@@ -122,8 +132,15 @@ def compare(*runs: Any, series: str = "loss") -> Comparison:
 
     ``runs`` are names or parts of them, records, results, or a list of these.
 
-    Errors: NoSuchRun, also without any; NoSuchSeries where none of them reported ``series``.
+    Errors: NoSuchRun, also without any; NoSuchSeries where none of them reported ``series``;
+    ConfigError for a series that is no name.
     """
+    if not isinstance(series, str):
+        raise ConfigError(
+            f"runs.compare(series={series!r:.80})",
+            "one curve of several runs is drawn, and it is asked for by its name",
+            'write series="loss", and compare once more for another curve',
+        )
     flat = [
         one
         for run in runs
@@ -190,10 +207,17 @@ def _style(name: str) -> str:
 
 def _where() -> str:
     root = shelf.root()
-    return f" ({shelf.VARIABLE} is off)" if root is None else f" in {root}"
+    return "" if root is None else f" in {root}"
 
 
 def _nothing(what: str) -> NoSuchRun:
+    if trouble := shelf.trouble():
+        return NoSuchRun(
+            what,
+            trouble,
+            f'set os.environ["{shelf.VARIABLE}"] to a folder of yours before the launch; the '
+            "launch's own result has its curves and show()",
+        )
     return NoSuchRun(
         what,
         "each launch leaves a record, of which the oldest are cleared away in time",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from notebook_accel import notebook_launcher
 from notebook_accel.config.placement import Placement
 from notebook_accel.errors import ConfigError, LaunchError
 from notebook_accel.events import context
@@ -125,6 +126,15 @@ def test_environment_variables_are_strings() -> None:
     check_call(train, (1,), env={"A": "1"})
     assert refusal(train, (1,), env={"A": 1}).fix == 'write env={"A": "1"}'
     assert refusal(train, (1,), env=["A=1"]).what == "env is a list"
+
+
+@pytest.mark.parametrize("name", ["block", "join", "trusted_network"])
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_a_switch_of_a_launch_is_on_or_off(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}={value!r}") as caught:
+        notebook_launcher(train, (1,), **{name: value})
+    assert caught.value.why.startswith(f"{name} is on or off")
+    assert caught.value.fix == f"write {name}=True or {name}=False"
 
 
 def test_a_launch_inside_a_worker_is_refused() -> None:

@@ -89,10 +89,62 @@ def test_a_handle_has_the_values_and_what_was_salvaged_after_the_end() -> None:
     eventually(lambda: stopped.done)
     assert isinstance(stopped.salvaged[0], torch.nn.Linear) and stopped.values == [None]
     assert stopped.result.stopped
-    failed = launch(1, 0.0, "too hot", block=False)
+    with pytest.raises(ConfigError, match="wait\\(\\) was given a str to wait for") as caught:
+        stopped.wait("soon")  # type: ignore[arg-type]
+    assert caught.value.fix.startswith("write run.wait(60)")
+
+
+def test_what_a_failed_run_had_is_there_in_the_background_and_with_the_error() -> None:
+    failed = launch(2, 0.0, "too hot", block=False)
     eventually(lambda: failed.done)
     with pytest.raises(ValueError, match="too hot"):
-        _ = failed.result
+        failed.wait()
+    assert failed.result.history["loss"] == [1.0, 0.5] and failed.values == [None]
+    assert failed.result.logs == ["hello\n"]
+    with pytest.raises(ValueError, match="too hot"):
+        _ = failed[0]
+    with pytest.raises(ValueError, match="too hot") as caught:
+        launch(2, 0.0, "too hot")
+    assert caught.value.result.history["loss"] == [1.0, 0.5]  # type: ignore[attr-defined]
+    assert runs.get(caught.value).ended == "failed"
+
+
+def test_an_errors_own_result_is_left_to_it() -> None:
+    with pytest.raises(Judged) as caught:
+        notebook_launcher(judge, (), 1, device="cpu")
+    assert caught.value.result == "guilty"
+
+
+class Judged(Exception):
+    result = "guilty"
+
+
+def judge() -> None:
+    raise Judged
+
+
+def test_runs_that_go_on_together_are_told_apart_by_their_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    going = [launch(10_000, 0.01, block=False, num_processes=number) for number in (2, 1)]
+    eventually(lambda: all(len(run.logs) and all(run.logs) for run in going))
+    blocking = launch(1)
+    for run in going:
+        run.kill()
+    for run in going:
+        with pytest.raises(RunInterrupted):
+            run.wait(30)
+    launch(1)
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert blocking[0] == 1
+    assert sorted(lines[:2])[0].startswith("Launching on 2 CPU processes, ")
+    assert sorted(lines[:2])[1].startswith("[run 2] Launching on 1 CPU process, ")
+    for line in ("[run 2] hello", "[run 3] hello"):
+        assert lines.count(line) == 1, captured.out
+    assert any(re.match(r"\[\d.*\] hello", line) for line in lines), captured.out
+    assert lines[-1] == "hello", "one that is alone needs no name"
+    assert "\nrun 3: 1 CPU process, " in f"\n{captured.err}"
 
 
 def train_a_model() -> None:
@@ -115,6 +167,21 @@ def test_a_handle_shows_itself_in_one_short_line() -> None:
     explained = LaunchError("no machine came", "none was called", "call one")
     assert repr(ended(explained)) == "Run(done: LaunchError: no machine came)"
     assert len(repr(ended(ValueError("x" * 500)))) == len("Run(done: )") + 100
+
+
+@pytest.mark.parametrize("ask", ["run", "result", "logs", "logs()"])
+def test_a_curve_asked_for_as_a_rank_is_pointed_to_the_history(ask: str) -> None:
+    run = launch(1, 0.3, block=False)
+    how = {
+        "run": lambda: run["loss"],  # also while it goes on
+        "result": lambda: run.wait(30)["loss"],
+        "logs": lambda: run.logs["loss"],
+        "logs()": lambda: run.logs("loss"),
+    }
+    with pytest.raises(NoSuchRank, match="there is no rank 'loss'") as caught:
+        how[ask]()
+    assert caught.value.fix.startswith('write run.history["loss"] for a curve')
+    run.wait(30)
 
 
 def test_a_rank_that_a_run_does_not_have_is_refused_by_those_it_has() -> None:

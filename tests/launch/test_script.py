@@ -320,8 +320,34 @@ def test_arguments_without_a_source_are_named(cell: Cell) -> None:
     assert "data: a list_iterator made in the notebook" in text
 
 
-def test_a_lambda_is_no_script(cell: Cell) -> None:
-    assert "the launched function: a lambda" in refused(cell("main = lambda: 1\n")["main"])
+@pytest.mark.parametrize(
+    ("launched", "kind"),
+    [
+        ("lambda: 1", "a lambda"),
+        ("Trainer().fit", "a method of a Trainer"),
+        ("Trainer.make", "a method of the class Trainer"),
+        ("Trainer()", "an object that can be called, a Trainer"),
+        ("partial(Trainer().fit)", "a method of a Trainer"),
+        ("partial(lambda rows: rows, 3)", "a lambda"),
+        ("len", "an object that can be called, a builtin_function_or_method"),
+    ],
+)
+def test_what_no_def_can_define_is_refused_with_what_to_launch_in_its_place(
+    cell: Cell, launched: str, kind: str
+) -> None:
+    space = cell(
+        "from functools import partial\n"
+        "class Trainer:\n"
+        "    def fit(self): pass\n"
+        "    __call__ = fit\n"
+        "    @classmethod\n"
+        "    def make(cls): pass\n"
+        f"main = {launched}\n"
+    )
+    text = refused(space["main"])
+    assert text.startswith(f"main cannot be written as a script: it is {kind}\n")
+    assert "do:  write a function that makes what it needs and does the same, def main()" in text
+    assert text.count("\n") == 2
 
 
 def test_a_name_that_is_not_defined_is_named(cell: Cell) -> None:

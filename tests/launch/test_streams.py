@@ -71,6 +71,21 @@ def test_announced_lines_speak_for_the_run_and_have_no_tag() -> None:
     assert shown(2, outputs) == "[0] mine\nours\nours too\n[0] mine again\n"
 
 
+def test_every_line_of_a_run_with_a_name_begins_with_it() -> None:
+    for num_ranks, template, said in (
+        (1, None, "[run 2] a\n"),
+        (2, None, "[run 2] [0] a\n"),
+        (1, "<${rank}> ", "[run 2] <0> a\n"),
+    ):
+        console = Console(num_ranks, template, name="run 2")
+        stream = io.StringIO()
+        with redirect_stdout(stream):
+            console.handle(Output(0, "stdout", "a\n"))
+            console.handle(Output(0, "stdout", "ours\nours too\n", announced=True))
+            console.close()
+        assert stream.getvalue() == f"{said}[run 2] ours\n[run 2] ours too\n"
+
+
 def test_a_second_machine_tags_its_lines_with_the_ranks_of_the_whole_run() -> None:
     console = Console(2, first_rank=2)
     stream = io.StringIO()

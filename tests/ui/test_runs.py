@@ -81,8 +81,36 @@ def test_an_empty_shelf_says_where_it_looked(root: Path, monkeypatch: pytest.Mon
     assert repr(runs.list()) == f"no runs on record in {root}"
     with pytest.raises(NoSuchRun, match="nothing is on record in"):
         runs.last()
-    monkeypatch.setenv("NOTEBOOK_ACCEL_RUNS", "off")
-    assert repr(runs.list()) == "no runs on record (NOTEBOOK_ACCEL_RUNS is off)"
+
+
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [
+        ("off", "NOTEBOOK_ACCEL_RUNS is off, so no run is recorded"),
+        ("{root}/file/runs", "{root}/file is no folder, so no run can be recorded in {root}/file/"),
+        ("~nobody-has-this-name/runs", "nobody's home is known for ~nobody-has-this-name/runs"),
+    ],
+)
+def test_where_nothing_can_be_recorded_the_variable_is_the_cure(
+    root: Path, monkeypatch: pytest.MonkeyPatch, folder: str, why: str
+) -> None:
+    (root / "file").write_text("")
+    monkeypatch.setenv("NOTEBOOK_ACCEL_RUNS", folder.format(root=root))
+    why = why.format(root=root)
+    assert repr(runs.list()).startswith(f"no runs on record: {why}")
+    for ask in (runs.last, lambda: runs.get("k3f"), lambda: runs.get(0)):
+        with pytest.raises(NoSuchRun) as caught:
+            ask()
+        assert caught.value.why.startswith(why)
+        assert caught.value.fix.startswith('set os.environ["NOTEBOOK_ACCEL_RUNS"] to a folder')
+
+
+@pytest.mark.parametrize("limit", [-3, 0, "x", True, 2.0, None])
+def test_a_list_is_of_so_many_runs(limit: object) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"runs.list({limit!r})")) as caught:
+        runs.list(limit)  # type: ignore[arg-type]
+    assert caught.value.why == "it lists so many runs, the newest first"
+    assert caught.value.fix.startswith("write runs.list(5)")
 
 
 def test_what_is_no_record_is_passed_over(root: Path) -> None:
@@ -148,6 +176,14 @@ def test_a_run_without_the_curve_is_named_and_not_drawn() -> None:
     assert "bbb  finished · no loss" in repr(runs.compare("aaa", "bbb"))
     with pytest.raises(NoSuchSeries, match="none of these 2 runs has a series 'accuracy'"):
         runs.compare("aaa", "bbb", series="accuracy")
+    recorded("20260103-100000-ccc")
+    with pytest.raises(NoSuchSeries, match="none of these 1 run has a series 'loss'") as caught:
+        runs.compare("ccc")
+    assert caught.value.why == "nothing was reported in them"
+    assert caught.value.fix.startswith("call accelerator.backward(loss)")
+    with pytest.raises(ConfigError, match=re.escape("runs.compare(series=['loss'])")) as wrong:
+        runs.compare("aaa", series=["loss"])  # type: ignore[arg-type]
+    assert wrong.value.fix.startswith('write series="loss"')
 
 
 def test_the_picture_says_which_runs_are_not_in_it() -> None:
