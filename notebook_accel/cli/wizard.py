@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from notebook_accel.config.catalog.setting import Setting
-from notebook_accel.config.contradictions import DEGREES, places_left
+from notebook_accel.config.contradictions import DEGREES
+from notebook_accel.config.degrees import places_left
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS

@@ -32,6 +32,7 @@ class GradientAccumulationPlugin(KwargsHandler):
     def __post_init__(self) -> None:
         if self.num_steps is not None:
             self.num_steps = setting_of("gradient_accumulation_steps", self.num_steps)
+        super().__post_init__()
 
 
 def chosen_accumulation(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from notebook_accel.config.degrees import excluded, places_left
 from notebook_accel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,12 +30,6 @@ def refuse_contradictions(config: RunConfig) -> None:
 
 
 _Clash = tuple[str, str, str, str]
-
-
-def places_left(total: int, degrees: Iterable[int | None]) -> int | None:
-    """Give how many groups of ranks degrees leave of ``total``; None where they do not divide."""
-    product = math.prod(degree or 1 for degree in degrees)
-    return None if total % product else total // product
 
 
 def _machines(config: RunConfig) -> Iterator[_Clash]:
@@ -99,13 +94,10 @@ def _deepspeed(config: RunConfig) -> Iterator[_Clash]:
 
 def _axes(config: RunConfig) -> Iterator[_Clash]:
     size = {axis: config[f"parallelism_config_{axis}_size"] for axis in _AXES}
-    if size["cp"] > 1 and size["sp"] > 1:
-        yield (
-            "parallelism_config_cp_size",
-            "parallelism_config_sp_size",
-            "both cut the same sequences",
-            "leave one of them at 1",
-        )
+    if (clash := excluded(size)) is not None:
+        one, other, why = clash
+        names = [f"parallelism_config_{axis}_size" for axis in (one, other)]
+        yield names[0], names[1], why, "leave one of them at 1"
     total = config.num_processes
     if config.use_parallelism_config and total and places_left(total, size.values()) != 1:
         yield _uneven(config, total, {axis: n for axis, n in size.items() if n > 1})
@@ -134,9 +126,13 @@ def _uneven(config: RunConfig, total: int, size: dict[str, int]) -> _Clash:
 def _megatron(config: RunConfig) -> Iterator[_Clash]:
     total, names = config.num_processes, DEGREES["megatron"]
     degrees = {name: config[name] or 1 for name in names}
-    if config.strategy != "megatron_lm" or not total:
+    if config.strategy != "megatron_lm":
         return
-    if places_left(total, degrees.values()) is None:
+    axes = dict(zip(("tp", "pp", "cp"), names, strict=True))
+    if (clash := excluded({axis: degrees[name] for axis, name in axes.items()})) is not None:
+        one, other, why = clash
+        yield axes[one], axes[other], why, "leave one of them at 1"
+    if total and places_left(total, degrees.values()) is None:
         product = math.prod(degrees.values())
         yield (
             "num_processes",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from notebook_accel.config.adoption import adopt
 from notebook_accel.config.deepspeed_file import AUTO, HfDeepSpeedConfig
+from notebook_accel.config.deepspeed_filled import filled
+from notebook_accel.config.fields import check_count, check_kinds, check_norm, read_words
+from notebook_accel.config.installed import is_installed
+from notebook_accel.config.placement import FAKE, Placement
 from notebook_accel.config.resolve import resolve
-from notebook_accel.config.wishes import DDP, Strategy, check_count, check_norm, read_words
-from notebook_accel.errors import ConfigError
+from notebook_accel.config.wishes import DDP, Strategy
+from notebook_accel.errors import ConfigError, MissingPackage
 
 OFFLOADS = ("none", "cpu", "nvme")
 STAGES = (1, 2, 3)
@@ -50,20 +55,23 @@ class DeepSpeed(Strategy):
     name: ClassVar[str] = "deepspeed"
     zero_stage: int | None = None
     offload_optimizer: str | None = None
-    offload_optimizer_path: str | None = None
+    offload_optimizer_path: str | os.PathLike[str] | None = None
     offload_param: str | None = None
-    offload_param_path: str | None = None
+    offload_param_path: str | os.PathLike[str] | None = None
     gradient_clipping: float | None = None
     gradient_accumulation_steps: int | None = None
     config: Any = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        own = HfDeepSpeedConfig({} if self.config is None else self.config)
+        own = HfDeepSpeedConfig({} if self.config is None else self.config, "config")
         object.__setattr__(self, "config", own.config)
+        for name in ("offload_optimizer_path", "offload_param_path"):
+            if isinstance(path := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(path))
         for name, key in _KEYS.items():
             self._merge(name, key, own.get_value(key))
         object.__setattr__(self, "zero_stage", 2 if self.zero_stage is None else self.zero_stage)
-        if self.zero_stage not in STAGES or isinstance(self.zero_stage, bool):
+        if self.zero_stage not in STAGES:
             raise ConfigError(
                 f"DeepSpeed(zero_stage={self.zero_stage!r})",
                 "stage 1 cuts optimizer states up, 2 gradients too, 3 parameters too",
@@ -72,6 +80,7 @@ class DeepSpeed(Strategy):
         for what in ("optimizer", "param"):
             self._check_offload(what)
         self._check_numbers()
+        check_kinds(self)
         if self.zero_stage == 3:
             for key, why in _NOT_IN_STAGE_3.items():
                 if own.is_true(f"zero_optimization.{key}"):
@@ -86,6 +95,18 @@ class DeepSpeed(Strategy):
         """The stage of ZeRO that was chosen."""
         assert self.zero_stage is not None  # filled in when this was made
         return self.zero_stage
+
+    def check_fit(self, place: Placement, precision: str) -> None:
+        """Refuse what DeepSpeed cannot compute in, ranks that are played, a missing package."""
+        filled(self, precision, {})
+        if place.comm == FAKE:
+            raise ConfigError(
+                'strategy=DeepSpeed(...) with device="fake"',
+                "DeepSpeed really cuts tensors up, and ranks that are only played hold none",
+                "validate the layout with strategy=FSDP(), which cuts the same way, or launch with "
+                "real devices",
+            )
+        refuse_without_package("strategy=DeepSpeed(...)", "strategy=FSDP()")
 
     def says(self) -> dict[str, Any]:
         """Give the number format and the accumulation, where they are said here."""
@@ -167,8 +188,8 @@ class DeepSpeedPlugin:
     is_train_batch_min: bool = True
     offload_optimizer_device: str | None = None
     offload_param_device: str | None = None
-    offload_optimizer_nvme_path: str | None = None
-    offload_param_nvme_path: str | None = None
+    offload_optimizer_nvme_path: str | os.PathLike[str] | None = None
+    offload_param_nvme_path: str | os.PathLike[str] | None = None
     zero3_init_flag: bool | None = None
     zero3_save_16bit_model: bool | None = None
     transformer_moe_cls_names: str | None = None
@@ -176,6 +197,10 @@ class DeepSpeedPlugin:
     msamp_opt_level: str | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self)
+        for name in ("offload_optimizer_device", "offload_param_device"):
+            if getattr(self, name) is not None:
+                read_words(self, **{name: OFFLOADS})
         found = resolve({})
         given = found.given()
         if self.enable_msamp:
@@ -234,6 +259,16 @@ class DeepSpeedPlugin:
     def is_zero3_init_enabled(self) -> bool:
         """Tell whether models are built in pieces from the start; here they never are."""
         return False
+
+
+def refuse_without_package(asked: str, instead: str) -> None:
+    """Raise MissingPackage for ``asked`` if DeepSpeed is not installed; ``instead`` needs none."""
+    if not is_installed("deepspeed"):
+        raise MissingPackage(
+            f"{asked} needs deepspeed, which is not installed",
+            "ZeRO is done by the real package",
+            f"pip install 'notebook-accel[deepspeed]', or write {instead}, which needs none",
+        )
 
 
 # Settings of the plugin that the environment may say, and the wish's names for them.

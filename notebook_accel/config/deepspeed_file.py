@@ -20,13 +20,13 @@ class HfDeepSpeedConfig:
     """A configuration of DeepSpeed's, asked by names like "zero_optimization.stage".
 
     It is given as the path of a JSON file, as a mapping, as the JSON in base64, or as an object
-    whose ``config`` is one of these.
+    whose ``config`` is one of these; ``called`` is what a person passed it as.
 
     Errors: ConfigError for what is none of them.
     """
 
-    def __init__(self, config_file_or_dict: Any) -> None:
-        self.config: dict[str, Any] = read_own(config_file_or_dict)
+    def __init__(self, config_file_or_dict: Any, called: str = "hf_ds_config") -> None:
+        self.config: dict[str, Any] = read_own(config_file_or_dict, called)
 
     def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:
         """Give the section that a name lies in (None without it), and the last part of the name."""
@@ -88,7 +88,7 @@ class HfDeepSpeedConfig:
         return any(place in ("cpu", "nvme") for place in places)
 
 
-def read_own(given: Any) -> dict[str, Any]:
+def read_own(given: Any, called: str = "hf_ds_config") -> dict[str, Any]:
     """Read a configuration of DeepSpeed's; a mapping is taken as it is, and not copied.
 
     Errors: ConfigError for what is none.
@@ -101,22 +101,22 @@ def read_own(given: Any) -> dict[str, Any]:
     if isinstance(given, (str, os.PathLike)):
         path = Path(given)
         is_file = len(os.fspath(given)) < 1000 and path.is_file()
-        text = path.read_text() if is_file else _decoded(os.fspath(given))
-        return _parsed(text, str(path) if is_file else "hf_ds_config")
+        text = path.read_text() if is_file else _decoded(os.fspath(given), called)
+        return _parsed(text, str(path) if is_file else called)
     raise ConfigError(
-        f"hf_ds_config is {kind_of(given)}",
+        f"{called} is {kind_of(given)}",
         "DeepSpeed's configuration is JSON",
-        'write hf_ds_config="ds_config.json", or the same as a dict',
+        f'write {called}="ds_config.json", or the same as a dict',
     )
 
 
-def _decoded(text: str) -> str:
+def _decoded(text: str, called: str) -> str:
     try:
         return base64.urlsafe_b64decode(text).decode()
     except (binascii.Error, ValueError):
         short = text if len(text) < 60 else f"{text[:57]}..."
         raise ConfigError(
-            f"hf_ds_config={short!r} is no file",
+            f"{called}={short!r} is no file",
             f"DeepSpeed's configuration was looked for in {os.getcwd()}",
             "write the path of its JSON file, or the same as a dict",
         ) from None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from notebook_accel.config.adoption import adopted
+from notebook_accel.config.fields import check_kinds
 from notebook_accel.config.filling import fill
 from notebook_accel.config.kinds import DynamoBackend
 from notebook_accel.errors import ConfigError
@@ -40,6 +41,7 @@ class TorchDynamoPlugin:
     use_regional_compilation: bool | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         fill(self, _SETTINGS, defaults=False)  # None leaves it to torch.compile
         self.backend = DynamoBackend.NO if self.backend is None else _backend(self.backend)
         if self.options is not None and self.mode not in (None, "default"):
@@ -90,7 +92,14 @@ def chosen_plugin(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamo
 def _backend(value: Any) -> Any:
     if callable(value):
         return value
-    word = str(getattr(value, "value", value)).strip()
+    word = getattr(value, "value", value)
+    if not isinstance(word, str):
+        raise ConfigError(
+            f"the compiler's backend is {value!r:.80}",
+            "torch.compile takes the name of a backend, or a function that compiles a graph",
+            'write dynamo_backend="inductor", or leave it out for no compilation',
+        )
+    word = word.strip()
     if not word:
         raise ConfigError(
             "the compiler's backend is an empty word",

@@ -44,9 +44,16 @@ class AORecipeKwargs(KwargsHandler):
     enable_fsdp_float8_all_gather: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.config is None:
             fill(self, _settings(_IN_CONFIG))
             return
+        if not all(hasattr(self.config, name) for name in _IN_CONFIG):
+            raise ConfigError(
+                f"AORecipeKwargs(config={self.config!r:.80})",
+                "it is torchao's own configuration, in place of ours",
+                "write config=Float8LinearConfig(...), or leave it out",
+            )
         for name in _IN_CONFIG:
             said, own = getattr(self, name), getattr(self.config, name)
             if said is not None and said != own:
@@ -77,8 +84,9 @@ class TERecipeKwargs(KwargsHandler):
     use_mxfp8_block_scaling: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fill(self, _settings(one.name for one in fields(TERecipeKwargs)))
-        self.fp8_format = _word(self.fp8_format, "fp8_format")
+        self.fp8_format = _word(self.fp8_format, "fp8_format", "fp8_format")
         self.amax_compute_algo = _word(self.amax_compute_algo, "fp8_amax_compute_algo")
 
 
@@ -92,6 +100,7 @@ class MSAMPRecipeKwargs(KwargsHandler):
     opt_level: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fill(self, _settings(["opt_level"]))
         self.opt_level = _word(self.opt_level, "fp8_opt_level")
 
@@ -115,10 +124,13 @@ class FP8RecipeKwargs(KwargsHandler):
     opt_level: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fill(self, _settings(one.name for one in fields(FP8RecipeKwargs)))
         if self.backend is not None:
             self.backend = _word(self.backend, "fp8_backend").upper()  # as Accelerate's enum
-        self.fp8_format = _word(self.fp8_format, "fp8_format")
+        self.fp8_format = _word(self.fp8_format, "fp8_format", "fp8_format")
+        self.amax_compute_algo = _word(self.amax_compute_algo, "fp8_amax_compute_algo")
+        self.opt_level = _word(self.opt_level, "fp8_opt_level")
 
 
 _RECIPES: dict[type[KwargsHandler], str | None] = {
@@ -189,9 +201,9 @@ def _settings(names: Iterable[str]) -> dict[str, str]:
     return {name: name if name.startswith("fp8_") else f"fp8_{name}" for name in names}
 
 
-def _word(value: Any, setting: str) -> str:
+def _word(value: Any, setting: str, field: str = "") -> str:
     choices = SETTINGS[setting].choices
     word = str(getattr(value, "value", value))
     fitting = next((one for one in choices if one.lower() == word.lower()), word)
-    check_choice(setting.removeprefix("fp8_"), fitting, choices)
+    check_choice(field or setting.removeprefix("fp8_"), fitting, choices)
     return fitting

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from notebook_accel.config.fields import check_kinds, choose, names_of
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.schema import check_choice
 from notebook_accel.config.settings import SETTINGS
-from notebook_accel.config.wishes import DDP, FSDP, Strategy
+from notebook_accel.config.values import check
+from notebook_accel.config.wishes import DDP, FSDP, SHARD_DTYPES, Strategy, check_modules
 from notebook_accel.errors import ConfigError, NotHere
 
 # Fields of Accelerate's that are settings of the schema under another name.
@@ -23,6 +25,7 @@ _SETTING_OF = {
 _NOT_OF_VERSION = {1: "reshard_after_forward", 2: "sharding_strategy"}
 # The strategies of FSDP 1 that free gathered parameters after the forward pass.
 RESHARDS = ("FULL_SHARD", "HYBRID_SHARD")
+_OWNER = "FullyShardedDataParallelPlugin"
 _DTYPES = {
     "torch.float32": "fp32",
     "float32": "fp32",
@@ -40,9 +43,10 @@ class FullyShardedDataParallelPlugin:
     What is None is what the environment says (``FSDP_*``), else Accelerate's default; without any
     ``auto_wrap_policy`` the parts are those that ``FSDP()`` finds. FSDP 2 does the work whatever
     ``fsdp_version`` says: ``sharding_strategy`` and ``reshard_after_forward`` are two ways to ask
-    for one thing. ``backward_prefetch``, ``forward_prefetch``,
-    ``limit_all_gathers``, ``use_orig_params``, ``sync_module_states`` and ``param_init_fn`` are
-    taken and change nothing: what they ask for is always so, or has no meaning there.
+    for one thing. ``backward_prefetch``, ``forward_prefetch``, ``limit_all_gathers``,
+    ``use_orig_params``, ``sync_module_states``, ``param_init_fn``, ``state_dict_config`` and
+    ``optim_state_dict_config`` are taken and change nothing: what they ask for is always so, or has
+    no meaning there.
 
     Errors: ConfigError for values that cannot be; NotHere for what comes later.
     Source: wishes.FSDP, which says what each field does.
@@ -61,7 +65,7 @@ class FullyShardedDataParallelPlugin:
     optim_state_dict_config: Any = None
     limit_all_gathers: bool = True
     use_orig_params: bool | None = None
-    param_init_fn: Any = None
+    param_init_fn: Callable[..., Any] | None = None
     sync_module_states: bool | None = None
     forward_prefetch: bool | None = None
     activation_checkpointing: bool | None = None
@@ -71,8 +75,11 @@ class FullyShardedDataParallelPlugin:
     min_num_params: int | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         found = resolve({})
-        self.fsdp_version = self.fsdp_version or found.fsdp_version
+        if self.fsdp_version is None:
+            self.fsdp_version = found.fsdp_version
+        check(SETTINGS["fsdp_version"], self.fsdp_version)
         for one in fields(self):
             if one.name == _NOT_OF_VERSION[self.fsdp_version]:
                 continue
@@ -82,6 +89,8 @@ class FullyShardedDataParallelPlugin:
         if isinstance(self.transformer_cls_names_to_wrap, str):
             names = self.transformer_cls_names_to_wrap.split(",")
             self.transformer_cls_names_to_wrap = [one.strip() for one in names]
+        _word(self.backward_prefetch, "backward_prefetch", "NO_PREFETCH")
+        check_modules(_OWNER, self.ignored_modules)
         self.wish()
 
     def wish(self) -> Strategy:
@@ -101,17 +110,19 @@ class FullyShardedDataParallelPlugin:
         reshard = self.reshard_after_forward
         if not isinstance(reshard, bool):
             # The field held a sharding strategy in FSDP 1.
-            reshard = _word(reshard, "sharding_strategy", sharding) in RESHARDS
+            word = _word(reshard, "sharding_strategy", sharding, "reshard_after_forward")
+            reshard = word in RESHARDS
         policy, details = _policy(self.auto_wrap_policy)
         numbers = _numbers(self.mixed_precision_policy)
-        names = details.get("names", self.transformer_cls_names_to_wrap or ())
+        names = self.transformer_cls_names_to_wrap
+        names = () if names is None else names_of(_OWNER, "transformer_cls_names_to_wrap", names)
         return FSDP(
             reshard_after_forward=reshard,
             auto_wrap_policy=policy,
-            transformer_cls_names_to_wrap=tuple(names),
+            transformer_cls_names_to_wrap=details.get("names", names),
             min_num_params=details.get("least", self.min_num_params or 0),
             replicas="machines" if sharding.startswith("HYBRID") else 1,
-            cpu_offload=bool(getattr(self.cpu_offload, "offload_params", self.cpu_offload)),
+            cpu_offload=_offloads(self.cpu_offload),
             activation_checkpointing=bool(self.activation_checkpointing),
             cpu_ram_efficient_loading=bool(self.cpu_ram_efficient_loading),
             ignored_modules=self.ignored_modules,
@@ -150,14 +161,26 @@ def _chosen(found: RunConfig, name: str) -> bool:
     return name in found.given()
 
 
-def _word(value: Any, field: str, default: str) -> str:
+def _offloads(value: Any) -> bool:
+    """Read yes or no, or the ``CPUOffload`` of torch's; None is no."""
+    found = getattr(value, "offload_params", value)
+    if found is None or isinstance(found, bool):
+        return bool(found)
+    raise ConfigError(
+        f"{_OWNER}(cpu_offload={value!r:.80})",
+        "it is on or off",
+        "write cpu_offload=True, or leave it out",
+    )
+
+
+def _word(value: Any, field: str, default: str, name: str = "") -> str:
     """Read one of a setting's words, given as text, as a number or as an enum of torch's."""
     setting = SETTINGS[f"fsdp_{field}"]
     if value is None:
         return default
     text = str(getattr(value, "name", value)).upper()
     word = str(setting.spellings.get(text, text))
-    check_choice(field, word, setting.choices)
+    check_choice(name or field, word, setting.choices)
     return word
 
 
@@ -184,7 +207,14 @@ def _numbers(value: Any) -> dict[str, str]:
         return {}
     names = ("param_dtype", "reduce_dtype", "output_dtype")
     if isinstance(value, str):
-        return dict.fromkeys(names[:2], value)
+        word = choose(value, "mixed_precision_policy", SHARD_DTYPES)
+        return dict.fromkeys(names[:2], word)
+    if not isinstance(value, Mapping) and not any(hasattr(value, name) for name in names):
+        raise ConfigError(
+            f"{_OWNER}(mixed_precision_policy={value!r:.80})",
+            "it says in which numbers the parts compute, and their gradients are averaged",
+            'write mixed_precision_policy="bf16", or a MixedPrecisionPolicy of torch',
+        )
     get = value.get if isinstance(value, Mapping) else functools.partial(getattr, value)
     found = {name: get(name, None) for name in names}
     return {name: _DTYPES.get(str(one), str(one)) for name, one in found.items() if one is not None}

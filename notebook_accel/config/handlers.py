@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from notebook_accel.config.adoption import adopt
+from notebook_accel.config.fields import check_count, check_kinds, check_positive
 from notebook_accel.config.gradient_hooks import sent_as
 from notebook_accel.config.kinds import WordEnum
-from notebook_accel.config.wishes import COMM_HOOKS, COMM_WRAPPERS, DDP, Strategy, choose
+from notebook_accel.config.wishes import DDP, Strategy, check_ddp
 from notebook_accel.config.words import kind_of
 from notebook_accel.errors import ConfigError
 
@@ -25,7 +27,13 @@ Handler = TypeVar("Handler", bound="KwargsHandler")
 
 @dataclass
 class KwargsHandler:
-    """What every handler is: fields, of which the changed ones are passed on."""
+    """What every handler is: fields, of which the changed ones are passed on.
+
+    Errors: ConfigError for a field that is not what it is declared.
+    """
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Give all fields by name, as copies."""
@@ -61,6 +69,21 @@ class GradScalerKwargs(KwargsHandler):
     growth_interval: int = 2000
     enabled: bool = True
 
+    def __post_init__(self) -> None:
+        check_positive("GradScalerKwargs", "init_scale", self.init_scale, "what losses start with")
+        check_count("GradScalerKwargs", "growth_interval", self.growth_interval)
+        super().__post_init__()
+        if not self.growth_factor > 1 or not 0 < self.backoff_factor < 1:
+            grows = not self.growth_factor > 1
+            name = "growth_factor" if grows else "backoff_factor"
+            raise ConfigError(
+                f"GradScalerKwargs({name}={getattr(self, name)!r})",
+                "the scale is multiplied by it after steps that were finite"
+                if grows
+                else "the scale is multiplied by it after a step that was not finite",
+                f"write {name}={2.0 if grows else 0.5}, or leave it out",
+            )
+
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
@@ -76,6 +99,7 @@ class InitProcessGroupKwargs(KwargsHandler):
     timeout: timedelta | float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.timeout = _duration(self.timeout)
 
 
@@ -112,10 +136,9 @@ class DistributedDataParallelKwargs(KwargsHandler):
     comm_state_option: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.comm_hook = DDPCommunicationHookType(choose(self.comm_hook, "comm_hook", COMM_HOOKS))
-        self.comm_wrapper = DDPCommunicationHookType(
-            choose(self.comm_wrapper, "comm_wrapper", COMM_WRAPPERS)
-        )
+        check_ddp(self)
+        self.comm_hook = DDPCommunicationHookType(self.comm_hook)
+        self.comm_wrapper = DDPCommunicationHookType(self.comm_wrapper)
 
     def to_kwargs(self) -> dict[str, Any]:
         """Give the fields that differ from their defaults, as DistributedDataParallel takes them.
@@ -241,7 +264,7 @@ def _worker_side(module: str, name: str) -> Callable[..., Any]:
 
 def _duration(given: Any) -> timedelta | None:
     value = given
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         value = timedelta(seconds=value)
     if value is None or (isinstance(value, timedelta) and value > timedelta(0)):
         return value

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from notebook_accel.config.fields import choose
 from notebook_accel.config.kinds import RNGType
-from notebook_accel.config.wishes import choose
 from notebook_accel.errors import ConfigError
 
 

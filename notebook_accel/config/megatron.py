@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+from notebook_accel.config.degrees import check_fills, excluded
+from notebook_accel.config.fields import check_count, check_kinds, check_norm, read_words
 from notebook_accel.config.filling import fill
+from notebook_accel.config.installed import is_installed
+from notebook_accel.config.placement import Placement
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.wishes import (
@@ -15,13 +19,9 @@ from notebook_accel.config.wishes import (
     Pipeline,
     Strategy,
     TensorParallel,
-    check_count,
-    check_fills,
-    check_norm,
-    check_switches,
-    read_words,
+    check_plan,
 )
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, MissingPackage
 
 # Whose divided layers compute.
 LAYERS = ("torch", "core")
@@ -57,7 +57,6 @@ class Megatron(Strategy):
     layers: str = "torch"
 
     def __post_init__(self) -> None:
-        check_switches(self)
         read_words(self, layers=LAYERS)
         for name in ("tp_degree", "pp_degree", "context_parallel_size"):
             check_count("Megatron", name, getattr(self, name))
@@ -65,12 +64,14 @@ class Megatron(Strategy):
             check_count("Megatron", "num_micro_batches", self.num_micro_batches)
         if self.gradient_clipping is not None:
             check_norm("Megatron", "gradient_clipping", self.gradient_clipping)
+        check_kinds(self)
+        check_plan("Megatron", self.plan)
         self._check_core()
-        if self.context_parallel_size > 1 and self.pp_degree > 1:
+        if clash := excluded({"pp": self.pp_degree, "cp": self.context_parallel_size}):
             raise ConfigError(
                 f"Megatron(pp_degree={self.pp_degree}, "
                 f"context_parallel_size={self.context_parallel_size})",
-                "a stage of a pipeline sees whole sequences",
+                clash[2],
                 "leave one of them at 1",
             )
 
@@ -86,6 +87,24 @@ class Megatron(Strategy):
                 "a model of megatron-core's layers is trained as it is, in copies that read other "
                 "data",
                 f"leave {odd[0]} out, or layers",
+            )
+
+    @property
+    def runs_on_core(self) -> bool:
+        """Whether megatron-core's own layers compute."""
+        return self.layers == "core" and self.tp_degree > 1
+
+    def check_fit(self, place: Placement, precision: str) -> None:
+        """Refuse degrees that do not fill the world, and a package that is missing."""
+        served = self.engine(place.size)
+        if not self.runs_on_core:
+            served.check_fit(place, precision)
+        elif not is_installed("megatron"):
+            raise MissingPackage(
+                'Megatron(layers="core") needs megatron-core, which is not installed',
+                "the model is made of its layers",
+                "pip install 'notebook-accel[megatron]', or leave layers out: torch's need no "
+                "package",
             )
 
     def engine(self, world_size: int) -> Strategy:
@@ -118,6 +137,7 @@ class Megatron(Strategy):
 # What is computed here without Megatron's saving of memory.
 _SAVES_NOTHING = ("sequence_parallelism", "use_precision_aware_optimizer")
 _RECOMPUTES = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+_RECOMPUTES_BY_WORD = ("recompute_granularity", "recompute_method")
 # What nobody does here, and what to do in its place.
 _INSTEAD = {
     "num_layers_per_virtual_pipeline_stage": "strategy=Pipeline(stages=4, stages_per_rank=2)",
@@ -199,7 +219,7 @@ class MegatronLMPlugin:
     lr_warmup_samples: int | None = None
     lr_warmup_fraction: float | None = None
     min_lr: float | None = None
-    consumed_samples: Any = None
+    consumed_samples: list[int] | None = None
     no_wd_decay_cond: Any = None
     scale_lr_cond: Any = None
     lr_mult: float | None = None
@@ -243,8 +263,12 @@ class MegatronLMPlugin:
     layers: str = "torch"
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         settings = {one.name: f"megatron_lm_{one.name}" for one in fields(self)}
         fill(self, {name: setting for name, setting in settings.items() if setting in SETTINGS})
+        for name in _RECOMPUTES_BY_WORD:
+            if getattr(self, name) is not None:
+                read_words(self, **{name: SETTINGS[settings[name]].choices})
         self._refuse_megatrons_own()
         self.wish()
 
@@ -256,14 +280,14 @@ class MegatronLMPlugin:
         recomputes = self.recompute_activations or any(getattr(self, name) for name in _RECOMPUTES)
         num = self.num_micro_batches
         return Megatron(
-            tp_degree=self.tp_degree or 1,
-            pp_degree=self.pp_degree or 1,
+            tp_degree=_or_one(self.tp_degree),
+            pp_degree=_or_one(self.pp_degree),
             num_micro_batches=None if num == 1 else num,  # which is Accelerate's default
             gradient_clipping=self.gradient_clipping or None,
             use_distributed_optimizer=bool(self.use_distributed_optimizer),
             use_custom_fsdp=bool(self.use_custom_fsdp),
             recompute_activations=recomputes,
-            context_parallel_size=self.context_parallel_size or 1,
+            context_parallel_size=_or_one(self.context_parallel_size),
             layers=self.layers,
         )
 
@@ -293,6 +317,10 @@ class MegatronLMPlugin:
         )
 
 
+def _or_one(degree: int | None) -> int:
+    return 1 if degree is None else degree
+
+
 def _instead(name: str) -> str:
     """Say what does here what a field of Megatron's asks for; nothing for one that is served."""
     if name.startswith("custom_") or name == "other_megatron_args":
@@ -314,9 +342,16 @@ class TorchTensorParallelPlugin:
     torch_device_mesh: Any = None
 
     def __post_init__(self) -> None:
-        if self.torch_device_mesh is not None:
-            self.tp_size = self.torch_device_mesh["tp"].size()
-        self.wish()
+        mesh = self.torch_device_mesh
+        if mesh is not None:
+            if "tp" not in (getattr(mesh, "mesh_dim_names", None) or ()):
+                raise ConfigError(
+                    f"TorchTensorParallelPlugin(torch_device_mesh={mesh!r:.80})",
+                    'its axis "tp" says how many ranks divide a layer, and it has none',
+                    "write tp_size=2",
+                )
+            self.tp_size = mesh["tp"].size()
+        check_count("TorchTensorParallelPlugin", "tp_size", self.tp_size)
 
     def wish(self) -> Strategy:
         """Give the strategy that this asks for."""

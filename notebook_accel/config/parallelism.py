@@ -8,13 +8,16 @@ from typing import Any, TypeVar
 
 from notebook_accel.config.adoption import adopt
 from notebook_accel.config.deepspeed import DeepSpeed
+from notebook_accel.config.degrees import excluded
+from notebook_accel.config.fields import check_count, check_kinds
+from notebook_accel.config.filling import fill
 from notebook_accel.config.resolve import resolve
 from notebook_accel.config.sequence import (
     DeepSpeedSequenceParallelConfig,
     SequenceParallel,
     TorchContextParallelConfig,
 )
-from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel, check_count
+from notebook_accel.config.wishes import DDP, FSDP, Pipeline, Strategy, TensorParallel
 from notebook_accel.errors import ConfigError
 
 _Handler = TypeVar("_Handler")
@@ -28,6 +31,9 @@ class TorchTensorParallelConfig:
     """What Accelerate asks of tensor parallelism; ``enable_async_tp`` changes nothing."""
 
     enable_async_tp: bool = False
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
 
 
 @dataclass
@@ -62,19 +68,15 @@ class ParallelismConfig:
             size = found[f"parallelism_config_{name}"] if size is None else size
             check_count("ParallelismConfig", name, size)
             setattr(self, name, size)
-        self.cp_backend = self.cp_backend or found.parallelism_config_cp_backend
-        self.sp_backend = self.sp_backend or found.parallelism_config_sp_backend
-        if self.cp_enabled and self.sp_enabled:
+        check_kinds(self)
+        fill(self, {name: f"parallelism_config_{name}" for name in ("cp_backend", "sp_backend")})
+        if clash := excluded({axis: self._size(axis) for axis in _AXES}):
+            one, other, why = clash
             raise ConfigError(
-                f"ParallelismConfig(cp_size={self.cp_size}, sp_size={self.sp_size})",
-                "both cut the same sequences",
+                f"ParallelismConfig({one}_size={self._size(one)}, "
+                f"{other}_size={self._size(other)})",
+                why,
                 "leave one of them at 1",
-            )
-        if self.pp_enabled and (self.cp_enabled or self.sp_enabled):
-            raise ConfigError(
-                f"ParallelismConfig(pp_size={self.pp_size}) with sequences divided",
-                "a stage of a pipeline sees whole sequences",
-                "leave pp_size at 1, or cp_size and sp_size",
             )
         for name, known in (("cp_backend", "torch"), ("sp_backend", "deepspeed")):
             if getattr(self, name) != known:
@@ -83,6 +85,7 @@ class ParallelismConfig:
                     f"Accelerate knows {known!r} only; what runs here is the same for all",
                     f"leave {name} out",
                 )
+        self.tp_handler = _adopted(self.tp_handler, TorchTensorParallelConfig, "tp_handler")
         self.cp_handler = _adopted(self.cp_handler, TorchContextParallelConfig, "cp_handler")
         self.sp_handler = _adopted(self.sp_handler, DeepSpeedSequenceParallelConfig, "sp_handler")
 

@@ -7,16 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from notebook_accel.config.deepspeed import DeepSpeed
+from notebook_accel.config.degrees import check_product
+from notebook_accel.config.fields import check_count, check_kinds, choose, read_words
 from notebook_accel.config.filling import fill
-from notebook_accel.config.wishes import (
-    DDP,
-    FSDP,
-    Strategy,
-    TensorParallel,
-    check_count,
-    choose,
-    read_words,
-)
+from notebook_accel.config.placement import Placement
+from notebook_accel.config.wishes import DDP, FSDP, Strategy, TensorParallel
 from notebook_accel.errors import ConfigError
 
 # How attention sees the whole sequence, and where sequences are cut.
@@ -65,12 +60,30 @@ class SequenceParallel(Strategy):
     def __post_init__(self) -> None:
         read_words(self, exchange=EXCHANGES, cut=CUTS)
         check_count("SequenceParallel", "size", self.size)
+        if self.length is not None:
+            check_count("SequenceParallel", "length", self.length)
+        check_kinds(self)
         if not isinstance(self.data, (DDP, FSDP, DeepSpeed, TensorParallel)):
             raise ConfigError(
                 f"SequenceParallel(data={self.data!r})",
                 "it is how all ranks share the parameters",
                 "write data=DDP(), FSDP(), DeepSpeed() or TensorParallel(...)",
             )
+
+    def check_fit(self, place: Placement, precision: str) -> None:
+        """Refuse groups of ranks that do not fill the world, and what ``data`` refuses."""
+        data = self.data
+        if isinstance(data, DeepSpeed) or self.size == 1:
+            data.check_fit(place, precision)
+        if self.size == 1:  # nothing is cut
+            return
+        sizes = {"SequenceParallel(size={})": self.size}
+        if isinstance(data, TensorParallel):
+            sizes["TensorParallel(size={})"] = data.size
+            data = data.data
+        if isinstance(data, FSDP) and data.replicas != "machines":
+            sizes["FSDP(replicas={})"] = data.num_copies(place)
+        check_product(sizes, place.size)
 
 
 @dataclass
@@ -86,6 +99,7 @@ class TorchContextParallelConfig:
     cp_comm_strategy: str | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         fill(self, {"cp_comm_strategy": "parallelism_config_cp_comm_strategy"})
         self.cp_comm_strategy = choose(
             self.cp_comm_strategy, "cp_comm_strategy", ("allgather", "alltoall")
@@ -112,6 +126,9 @@ class DeepSpeedSequenceParallelConfig:
     sp_attn_implementation: str | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self)
+        if self.sp_seq_length is not None:
+            check_count("DeepSpeedSequenceParallelConfig", "sp_seq_length", self.sp_seq_length)
         fill(self, {one.name: f"parallelism_config_{one.name}" for one in fields(self)})
         if self.sp_attn_implementation != "sdpa":
             raise ConfigError(

@@ -9,7 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from notebook_accel.config.schema import check_choice
+from notebook_accel.config.degrees import check_fills as check_fills
+from notebook_accel.config.degrees import check_product
+from notebook_accel.config.fields import (
+    check_count,
+    check_kinds,
+    check_positive,
+    names_of,
+    read_words,
+)
+from notebook_accel.config.placement import Placement
 from notebook_accel.errors import ConfigError
 
 # In what form DDP sends gradients, and what a PowerSGD hook may be wrapped in.
@@ -21,8 +30,15 @@ WRAP_POLICIES = ("auto", "transformer_based_wrap", "size_based_wrap", "no_wrap")
 STATE_DICT_TYPES = ("full_state_dict", "sharded_state_dict")
 SHARD_DTYPES = ("fp32", "fp16", "bf16")
 
+# How a layer may be divided, where a plan says it by a word.
+STYLES = (
+    *("colwise", "rowwise", "colwise_rep", "colwise_gather_output", "rowwise_rep"),
+    *("embedding_rowwise", "sequence_parallel"),
+)
+
 # In what order a pipeline's stages take forward and backward of micro-batches.
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
+_CLASSES = "transformer_cls_names_to_wrap"
 # What FSDP asks for that a stage of a pipeline does not do.
 _NOT_INSIDE = ("cpu_offload", "ignored_modules", "param_dtype", "reduce_dtype", "output_dtype")
 
@@ -41,12 +57,30 @@ class Strategy:
         """Give settings of the run that this wish decides: "mixed_precision", accumulation."""
         return {}
 
+    def check_fit(self, place: Placement, precision: str) -> None:
+        """Refuse a run that this wish cannot be in, as far as values alone tell.
+
+        It is asked before any rank starts, and again on every rank: what it says is the same for
+        all places of a world. A wish that suits all runs leaves it as it is.
+
+        Errors: ConfigError; MissingPackage.
+        """
+
 
 @dataclass(frozen=True)
 class SingleDevice(Strategy):
     """One process, one device."""
 
     name: ClassVar[str] = "single"
+
+    def check_fit(self, place: Placement, precision: str) -> None:
+        """Refuse several ranks, which would not know of each other."""
+        if place.size > 1:
+            raise ConfigError(
+                f"strategy=SingleDevice() in a world of {place.size} ranks",
+                "each rank would train its own model on all of the data, unknown to the others",
+                "leave strategy out (or write strategy=DDP()), or launch with num_processes=1",
+            )
 
 
 @dataclass(frozen=True)
@@ -76,8 +110,19 @@ class DDP(Strategy):
     comm_state_option: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        check_switches(self)
-        read_words(self, comm_hook=COMM_HOOKS, comm_wrapper=COMM_WRAPPERS)
+        check_ddp(self)
+
+
+def check_ddp(one: Any) -> None:
+    """Check what DistributedDataParallel is told by the fields of ``one``, and read its words.
+
+    Errors: ConfigError.
+    """
+    read_words(one, comm_hook=COMM_HOOKS, comm_wrapper=COMM_WRAPPERS)
+    owner = type(one).__name__
+    check_count(owner, "dim", one.dim, least=0)
+    check_positive(owner, "bucket_cap_mb", one.bucket_cap_mb, "MiB of gradients per collective")
+    check_kinds(one)
 
 
 @dataclass(frozen=True)
@@ -121,9 +166,8 @@ class FSDP(Strategy):
     output_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        check_switches(self)
-        names = names_of(self.transformer_cls_names_to_wrap)
-        object.__setattr__(self, "transformer_cls_names_to_wrap", names)
+        names = names_of("FSDP", _CLASSES, self.transformer_cls_names_to_wrap)
+        object.__setattr__(self, _CLASSES, names)
         if not callable(self.auto_wrap_policy):
             read_words(self, auto_wrap_policy=WRAP_POLICIES)
         read_words(self, state_dict_type=STATE_DICT_TYPES)
@@ -133,6 +177,29 @@ class FSDP(Strategy):
         if self.replicas != "machines":
             check_count("FSDP", "replicas", self.replicas)
         check_count("FSDP", "min_num_params", self.min_num_params, least=0)
+        check_kinds(self)
+        check_modules("FSDP", self.ignored_modules)
+
+    def num_copies(self, place: Placement) -> int:
+        """Give how many copies of the sharded model there are in the world of ``place``."""
+        if isinstance(self.replicas, int):
+            return self.replicas
+        return place.size // place.machine_size
+
+    def check_fit(self, place: Placement, precision: str) -> None:
+        """Refuse copies that do not fill the world; one rank shares with nobody."""
+        if place.size > 1:
+            check_fills(f"FSDP(replicas={self.replicas!r})", self.num_copies(place), place.size)
+
+
+def check_modules(owner: str, value: Any) -> None:
+    """Raise ConfigError unless ``value``, as ``ignored_modules``, can name modules."""
+    if value is not None and not isinstance(value, (str, Iterable)):
+        raise ConfigError(
+            f"{owner}(ignored_modules={value!r:.80})",
+            "it is a list of the model's modules, or a regular expression for their names",
+            "write ignored_modules=[model.head], or leave it out",
+        )
 
 
 @dataclass(frozen=True)
@@ -156,6 +223,34 @@ class TensorParallel(Strategy):
 
     def __post_init__(self) -> None:
         check_count("TensorParallel", "size", self.size)
+        check_kinds(self)
+        check_plan("TensorParallel", self.plan)
+        if not isinstance(self.data, FSDP):
+            raise ConfigError(
+                f"TensorParallel(data={self.data!r:.80})",
+                "it is how groups of ranks that read different data share the parameters",
+                "write data=FSDP(), with replicas=N for N copies, or leave it out",
+            )
+
+    def check_fit(self, place: Placement, precision: str) -> None:
+        """Refuse groups of ranks, and copies of them, that do not fill the world."""
+        if self.size == 1:  # nothing is divided
+            return self.data.check_fit(place, precision)
+        copies = self.data.num_copies(place)
+        sizes = {"TensorParallel(size={})": self.size, "FSDP(replicas={})": copies}
+        return check_product(sizes, place.size)
+
+
+def check_plan(owner: str, plan: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError for a way to divide layers that is no word of ``STYLES``, nor torch's."""
+    for pattern, style in ({} if plan is None else plan).items():
+        is_torchs = any(kind.__name__ == "ParallelStyle" for kind in type(style).__mro__)
+        if not isinstance(pattern, str) or not (is_torchs or style in STYLES):
+            raise ConfigError(
+                f"{owner}(plan={{{pattern!r}: {style!r:.80}}})",
+                f"a plan maps names of modules to how they are divided: {', '.join(STYLES)}",
+                "write one of these words, or a ParallelStyle of torch.distributed.tensor.parallel",
+            )
 
 
 @dataclass(frozen=True)
@@ -189,7 +284,7 @@ class Pipeline(Strategy):
     def __post_init__(self) -> None:
         read_words(self, schedule=SCHEDULES)
         if self.split is not None:
-            object.__setattr__(self, "split", names_of(self.split))
+            object.__setattr__(self, "split", names_of("Pipeline", "split", self.split))
         check_count("Pipeline", "stages", self.stages)
         check_count("Pipeline", "stages_per_rank", self.stages_per_rank)
         if self.num_microbatches is not None:
@@ -214,6 +309,25 @@ class Pipeline(Strategy):
                 f"write Pipeline(stages={self.stages * 2}, stages_per_rank=2), or schedule='1f1b'",
             )
         _check_inside(self.inside)
+
+    def check_fit(self, place: Placement, precision: str) -> None:
+        """Refuse stages, and what shares each, that do not fill the world; and 8 bits."""
+        if self.num_ranks == 1:  # nothing is cut
+            return self.inside.check_fit(place, precision) if place.size > 1 else None
+        if precision == "fp8":
+            raise ConfigError(
+                "Pipeline() with mixed_precision='fp8'",
+                "a stage is traced into operations, and it is layers that compute in 8 bits",
+                "write mixed_precision='bf16', or strategy=FSDP()",
+            )
+        per_rank = f", stages_per_rank={self.stages_per_rank}" * (self.stages_per_rank > 1)
+        sizes = {
+            f"Pipeline(stages={self.stages}{per_rank})": self.num_ranks,
+            "TensorParallel(size={})": 1 if self.tensor is None else self.tensor.size,
+        }
+        if self.data is not None and self.data.replicas != "machines":
+            sizes["FSDP(replicas={})"] = self.data.num_copies(place)
+        return check_product(sizes, place.size)
 
     @property
     def num_ranks(self) -> int:
@@ -260,72 +374,3 @@ def refuse_class(strategy: Any) -> None:
             "a strategy is a value with its settings",
             f"write strategy={strategy.__name__}()",
         )
-
-
-def check_fills(asked: str, together: int, world_size: int) -> None:
-    """Raise ConfigError for degrees whose groups of ``together`` ranks do not fill a world."""
-    if world_size % together:
-        raise ConfigError(
-            f"{asked} in a world of {world_size} ranks",
-            f"groups of {together} ranks do not fill it",
-            f"launch a multiple of {together} processes, or ask for divisors of {world_size}",
-        )
-
-
-def check_count(owner: str, name: str, value: Any, least: int = 1) -> None:
-    """Raise ConfigError unless ``value``, of ``owner(name=...)``, is a number from ``least`` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(
-            f"{owner}({name}={value!r})",
-            f"{name} is a whole number of at least {least}",
-            f"write {name}={least + 1}, or leave it out",
-        )
-
-
-def check_norm(owner: str, name: str, value: Any) -> None:
-    """Raise ConfigError unless ``value`` is a norm that gradients can be cut to."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(
-            f"{owner}({name}={value!r})",
-            "it is the largest norm of the gradients of an update",
-            f"write {name}=1.0, or leave it out",
-        )
-
-
-def read_words(wish: Strategy, **choices: Iterable[str]) -> None:
-    """Let fields of a frozen ``wish`` be the words that ``choose`` reads of what was written.
-
-    Errors: ConfigError listing them.
-    """
-    for name, words in choices.items():
-        object.__setattr__(wish, name, choose(getattr(wish, name), name, words))
-
-
-def check_switches(wish: Strategy) -> None:
-    """Raise ConfigError for a field of ``wish`` that is on or off, and was given something else.
-
-    "no" would be taken for yes.
-    """
-    for one in fields(wish):
-        value = getattr(wish, one.name)
-        if one.type == "bool" and not isinstance(value, bool):
-            raise ConfigError(
-                f"{type(wish).__name__}({one.name}={value!r})",
-                "it is on or off",
-                f"write {one.name}=True, or leave it out",
-            )
-
-
-def names_of(value: str | Iterable[str]) -> tuple[str, ...]:
-    """Take one name for a list of one."""
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def choose(value: Any, name: str, choices: Iterable[str]) -> str:
-    """Read one of ``choices``, given in whatever case, or as an enum of strings.
-
-    Errors: ConfigError listing them.
-    """
-    word = str(getattr(value, "value", value)).lower()
-    check_choice(name, word, tuple(choices))
-    return word

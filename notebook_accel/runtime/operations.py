@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from notebook_accel.config.fields import choose
 from notebook_accel.config.kinds import RNGType
-from notebook_accel.config.wishes import choose
 from notebook_accel.ranks import collectives, seeding, watch
 from notebook_accel.runtime.faces import PartialState
 

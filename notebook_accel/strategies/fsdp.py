@@ -251,9 +251,7 @@ class FSDPEngine(PartsEngine):
 
 def num_copies(wish: FSDP, world: World) -> int:
     """How many copies of the sharded model ``wish`` asks for."""
-    if isinstance(wish.replicas, int):
-        return wish.replicas
-    return world.size // world.placement.machine_size
+    return wish.num_copies(world.placement)
 
 
 def _kept_whole(model: nn.Module, wanted: Any) -> list[nn.Module]:

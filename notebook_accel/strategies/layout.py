@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from notebook_accel.config.wishes import check_fills
+from notebook_accel.config.degrees import check_fills
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World, when_left
 

@@ -20,10 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from notebook_accel.config.installed import is_installed
 from notebook_accel.config.megatron import Megatron
 from notebook_accel.config.wishes import DDP
-from notebook_accel.errors import ConfigError, MissingPackage
+from notebook_accel.errors import ConfigError
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import map_tensors
 from notebook_accel.ranks.world import World
@@ -163,14 +162,8 @@ def groups(size: int, world: World) -> tuple[Any, Any]:
     """Let megatron-core know its ranks; gives those of a layer, and the readers of data.
 
     Ranks: all ranks call it.
-    Errors: MissingPackage; ConfigError where somebody has let it know others.
+    Errors: ConfigError where somebody has let it know others.
     """
-    if not is_installed("megatron"):
-        raise MissingPackage(
-            'Megatron(layers="core") needs megatron-core, which is not installed',
-            "the model is made of its layers",
-            "pip install 'notebook-accel[megatron]', or leave layers out: torch's need no package",
-        )
     if world.device.type == "cpu":  # where those would not run either
         warnings.filterwarnings("ignore", "(Transformer Engine and )?Apex (is|are) not installed")
     from megatron.core import parallel_state

@@ -43,6 +43,7 @@ def build(wish: Strategy | None, world: World, precision: Precision) -> Engine:
             "known wishes are: " + ", ".join(names),
             f"pass one of them, or register an entry point in the group {ENTRY_POINT_GROUP!r}",
         )
+    wish.check_fit(world.placement, precision.name)
     return maker(wish, world, precision)
 
 
@@ -76,12 +77,6 @@ def _unusable(entry: EntryPoint, why: str) -> ConfigError:
 
 
 def _single(wish: SingleDevice, world: World, precision: Precision) -> Engine:
-    if world.size > 1:
-        raise ConfigError(
-            f"strategy=SingleDevice() in a world of {world.size} ranks",
-            "each rank would train its own model on all of the data, unknown to the others",
-            "leave strategy out (or write strategy=DDP()), or launch with num_processes=1",
-        )
     return Engine(wish, world, precision)
 
 
@@ -102,12 +97,6 @@ def _fsdp(wish: FSDP, world: World, precision: Precision) -> Engine:
 def _tensor(wish: TensorParallel, world: World, precision: Precision) -> Engine:
     if wish.size == 1:
         return _fsdp(wish.data, world, precision)
-    if world.size == 1:
-        raise ConfigError(
-            f"TensorParallel(size={wish.size}) in a world of one rank",
-            "each layer is divided over several ranks",
-            f"launch num_processes={wish.size}, or a multiple",
-        )
     from notebook_accel.strategies.tensor import TensorEngine
 
     return TensorEngine(wish, world, precision)
@@ -124,12 +113,6 @@ def _pipeline(wish: Pipeline, world: World, precision: Precision) -> Engine:
 def _sequence(wish: SequenceParallel, world: World, precision: Precision) -> Engine:
     if wish.size == 1:  # nothing is cut
         return build(wish.data, world, precision)
-    if world.size == 1:
-        raise ConfigError(
-            f"SequenceParallel(size={wish.size}) in a world of one rank",
-            "each sequence is divided over several ranks",
-            f"launch num_processes={wish.size}, or a multiple",
-        )
     from notebook_accel.strategies.sequence import sequence_engine
 
     return sequence_engine(wish, world, precision)
@@ -145,7 +128,7 @@ def _megatron(wish: Megatron, world: World, precision: Precision) -> Engine:
     from notebook_accel.strategies.megatron import serve
 
     served = wish.engine(world.size)
-    if wish.layers == "torch" or wish.tp_degree == 1:
+    if not wish.runs_on_core:
         return serve(build(served, world, precision), wish)
     from notebook_accel.strategies.megatron_core import CoreEngine
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.sequence import SequenceParallel
-from notebook_accel.config.wishes import DDP, FSDP, TensorParallel, check_fills
+from notebook_accel.config.wishes import DDP, FSDP, TensorParallel
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies import sequence_parts as parts
 from notebook_accel.strategies.base import Engine, Parts
@@ -41,8 +41,6 @@ class SequenceEngine(Engine):
     def __init__(self, wish: SequenceParallel, world: World, precision: Precision) -> None:
         tensor = wish.data.size if isinstance(wish.data, TensorParallel) else 1
         together = wish.size * tensor
-        beside = f" x tensor {tensor}" * (tensor > 1)
-        check_fills(f"SequenceParallel(size={wish.size}){beside}", together, world.size)
         # torch warns, at each pass, of views that nobody changes in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         super().__init__(wish.data, world, precision)

@@ -62,16 +62,8 @@ class ZeroEngine(Engine):
         super().__init__(wish, world, precision)
         self.layout = Layout(world.rank, world.size)
         self._scaling = {} if precision.scaler is None else scaling_of(precision.scaler)
-        filled(wish, precision.name, self._scaling)  # what cannot be is said before all else
         if precision.scaler is not None:
             precision.scaler = LossScale(self._scaling, self._loss_scaler)  # type: ignore[assignment]
-        if world.is_fake:
-            raise ConfigError(
-                'strategy=DeepSpeed(...) with device="fake"',
-                "DeepSpeed really cuts tensors up, and ranks that are only played hold none",
-                "validate the layout with strategy=FSDP(), which cuts the same way, or launch with "
-                "real devices",
-            )
         self.deepspeed = deepspeed_on(world)
         self._held: list[Held] = []
         self._closed: set[int] = set()  # optimizers whose window is closed, and not stepped yet

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from notebook_accel.config.deepspeed_file import AUTO
 from notebook_accel.config.environment import lend, patch_environment
-from notebook_accel.config.installed import is_installed, version_of
-from notebook_accel.errors import ConfigError, MissingPackage
+from notebook_accel.config.installed import version_of
+from notebook_accel.errors import ConfigError
 from notebook_accel.events import context
 from notebook_accel.ranks.collectives import map_tensors
 from notebook_accel.ranks.world import World, leave_at_exit, when_left
@@ -36,14 +36,8 @@ def deepspeed_on(world: World) -> Any:
     """Import DeepSpeed for the device of ``world``, on its process group.
 
     Ranks: all ranks call it.
-    Errors: MissingPackage without DeepSpeed; ConfigError for one that is too old.
+    Errors: ConfigError for one that is too old.
     """
-    if not is_installed("deepspeed"):
-        raise MissingPackage(
-            "strategy=DeepSpeed(...) needs deepspeed, which is not installed",
-            "ZeRO is done by the real package",
-            "pip install 'notebook-accel[deepspeed]', or write strategy=FSDP(), which needs none",
-        )
     if not dist.is_initialized():  # alone: DeepSpeed wants a group all the same
         comm = "nccl" if world.device.type == "cuda" else "gloo"
         store: Any = vars(dist)["HashStore"]()  # torch's stubs do not name it

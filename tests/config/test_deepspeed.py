@@ -62,7 +62,7 @@ def test_what_is_left_out_of_a_wish_is_what_the_configuration_says() -> None:
             "zero_optimization.round_robin_gradients in stage 3",
             "take round_robin_gradients out",
         ),
-        ({"config": 3}, "hf_ds_config is an int", "ds_config.json"),
+        ({"config": 3}, "config is an int", "ds_config.json"),
         ({"config": "absent.json"}, "'absent.json' is no file", "as a dict"),
     ],
 )

@@ -125,6 +125,8 @@ def test_all_that_cannot_be_served_is_named_at_once() -> None:
 class Mesh:
     """Has the size of its axes, as a mesh of torch's does."""
 
+    mesh_dim_names = ("tp",)
+
     def __getitem__(self, axis: str) -> Any:
         return self if axis == "tp" else None
 

@@ -130,8 +130,8 @@ def of_axes() -> None:
 @pytest.mark.parametrize(
     ("main", "wish", "said"),
     [
-        (loop, FSDP(replicas=3), "replicas=3 in a world of 64 ranks"),
-        (loop, TensorParallel(size=5), "tensor parallel size=5 in a world of 64 ranks"),
+        (loop, FSDP(replicas=3), r"FSDP\(replicas=3\) in a world of 64 ranks"),
+        (loop, TensorParallel(size=5), r"TensorParallel\(size=5\) in a world of 64 ranks"),
         (of_heads, None, "num_attention_heads=6, to be divided over 4 ranks"),
         (of_axes, None, "in a world of 64 ranks(.|\n)*the sizes multiply to 32"),
     ],

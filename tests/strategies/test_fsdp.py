@@ -389,7 +389,7 @@ def makes(**wish: Any) -> None:
 @pytest.mark.parametrize(
     ("wish", "what"),
     [
-        ({"replicas": 3}, "replicas=3 in a world of 2 ranks"),
+        ({"replicas": 3}, "FSDP(replicas=3) in a world of 2 ranks"),
         ({"ignored_modules": "leave"}, "has parameters that are trained"),
         ({"ignored_modules": "nowhere"}, "ignored_modules='nowhere' names nothing in Net"),
         ({"transformer_cls_names_to_wrap": ("Blok",)}, "'Blok', which is not in Net"),

@@ -169,7 +169,7 @@ REFUSED = [
     (Net, TensorParallel(plan={"blocks.0.norm": "colwise"}), "blocks.0.norm (LayerNorm)"),
     (Net, TensorParallel(plan={"leave": "colwise"}), "1 is not divisible by 2"),
     (Headed, TensorParallel(plan=PLAN), "num_attention_heads=3, to be divided over 2 ranks"),
-    (Net, FSDP(replicas=3), "replicas=3 x pipeline ranks=2 in a world of 4 ranks"),
+    (Net, FSDP(replicas=3), "Pipeline(stages=2) x FSDP(replicas=3) in a world of 4 ranks"),
     (lambda: nn.Linear(4, 1), DDP(), "but 0 blocks are known in Linear"),
     (lambda: Net().to("meta"), DDP(), "Net is on the meta device, under Pipeline()"),
 ]

@@ -421,7 +421,7 @@ def test_a_wish_that_cannot_be_is_refused(make: Any, what: str) -> None:
 
 
 def test_one_rank_alone_cannot_divide_sequences_and_one_part_is_the_whole() -> None:
-    with pytest.raises(ConfigError, match="in a world of one rank"):
+    with pytest.raises(ConfigError, match="in a world of 1 rank"):
         Accelerator(cpu=True, strategy=SequenceParallel(2))
     assert Accelerator(cpu=True, strategy=SequenceParallel(1))._engine.wish == DDP()
 
@@ -561,7 +561,7 @@ def stands(wish: SequenceParallel) -> None:
         (SequenceParallel(3), "SequenceParallel(size=3) in a world of 2 ranks"),
         (
             SequenceParallel(2, data=TensorParallel(2)),
-            "SequenceParallel(size=2) x tensor 2 in a world of 2 ranks",
+            "SequenceParallel(size=2) x TensorParallel(size=2) in a world of 2 ranks",
         ),
     ],
 )

@@ -93,11 +93,11 @@ def prepares(wish: TensorParallel, num_heads: int = 0) -> None:
 @pytest.mark.parametrize(
     ("wish", "num_heads", "what"),
     [
-        (TensorParallel(size=3, plan=PLAN), 0, "tensor parallel size=3 in a world of 2"),
+        (TensorParallel(size=3, plan=PLAN), 0, "TensorParallel(size=3) in a world of 2"),
         (
             TensorParallel(size=2, plan=PLAN, data=FSDP(replicas=2)),
             0,
-            "replicas=2 x tensor parallel size=2 in a world of 2",
+            "TensorParallel(size=2) x FSDP(replicas=2) in a world of 2",
         ),
         (TensorParallel(plan={"leave": "colwise"}), 0, "leave has a weight of shape (1, 6)"),
         (TensorParallel(plan=PLAN), 3, "Net has num_attention_heads=3, to be divided over 2"),
@@ -110,7 +110,7 @@ def test_what_cannot_be_divided_is_refused(wish: TensorParallel, num_heads: int,
 
 
 def test_one_rank_alone_cannot_divide_layers() -> None:
-    with pytest.raises(ConfigError, match="in a world of one rank"):
+    with pytest.raises(ConfigError, match="in a world of 1 rank"):
         Accelerator(cpu=True, strategy=TensorParallel(plan=PLAN))
 
 
