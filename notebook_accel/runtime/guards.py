@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from notebook_accel.config.guards import wanted
+from notebook_accel.config.words import counted
 from notebook_accel.data.loader import Pass, PreparedLoader
 from notebook_accel.events import rails
 from notebook_accel.events.lines import US, ours_between, owner_of, persons_frame
@@ -134,15 +135,14 @@ class Guards:
         self._said_batch = True
         loader = every.loaders[0]
         sampler = loader.source.batch_sampler
-        counted = loader.source.batch_size or getattr(sampler, "batch_size", None)
-        if not counted or self._world.rank != 0 or not wanted("effective-batch"):
+        has_batches = loader.source.batch_size or getattr(sampler, "batch_size", None)
+        if not has_batches or self._world.rank != 0 or not wanted("effective-batch"):
             return
         together = loader.total_batch_size
         steps = self._clock.num_steps
         times = f" x {steps} micro-batches" if steps > 1 else ""
-        note_batch(
-            f"{together // size} samples x {size} processes{times} = {together * steps} a step"
-        )
+        each = counted(together // size, "sample")
+        note_batch(f"{each} x {size} processes{times} = {together * steps} a step")
 
 
 @functools.cache  # once a launch, however many Accelerators it makes

@@ -177,18 +177,24 @@ def test_copies_that_cannot_go_on_by_themselves() -> None:
     assert "pin_memory=True" in text
 
 
-def test_what_a_step_sees_is_stated_once(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("split", "said"), [(False, "2 samples x 2 processes"), (True, "1 sample x 2 processes")]
+)
+def test_what_a_step_sees_is_stated_once(
+    capfd: pytest.CaptureFixture[str], split: bool, said: str
+) -> None:
     def main() -> None:
+        how = DataLoaderConfiguration(split_batches=split)
         for _ in range(2):
-            accelerator = Accelerator(gradient_accumulation_steps=4)
+            accelerator = Accelerator(gradient_accumulation_steps=4, dataloader_config=how)
             parts(accelerator)
             parts(accelerator)
 
     notebook_launcher(main, num_processes=2, device="cpu")
     out, err = capfd.readouterr()
     assert "note: " not in err, "a page paints stderr red"
-    lines = [line for line in out.splitlines() if "samples x" in line]
-    assert lines == ["note: 2 samples x 2 processes x 4 micro-batches = 16 a step"]
+    lines = [line for line in out.splitlines() if "note: " in line]
+    assert lines == [f"note: {said} x 4 micro-batches = {8 if split else 16} a step"]
 
 
 # ── in the loop ───────────────────────────────────────────────────────────────────────────────
