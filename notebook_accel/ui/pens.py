@@ -64,7 +64,11 @@ class Pen(Emitter):
             return
         at = self.spoke
         for function in self.at_end:
-            function()
+            try:
+                function()
+            except RuntimeError:  # a device that has failed keeps its last numbers
+                if error is None:
+                    raise
         self.flush()
         self._due = 0.0  # a short run right after this one is shown too
         run, self._run = self._run, None

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
+from notebook_accel import Accelerator
 from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics, Progress
+from notebook_accel.ui import in_script
 from notebook_accel.ui.live import LiveView
 from notebook_accel.ui.pace import Pace
 from notebook_accel.ui.panel import Panel
+from notebook_accel.ui.pens import Pen
 from notebook_accel.ui.screens import SharedScreen
 from tests.support.kernels import ROOT
 
@@ -93,6 +99,23 @@ def test_of_several_ranks_the_first_tells_of_itself(tmp_path: Path, launcher) ->
     lines = [line for line in done.stderr.splitlines(keepends=True) if " steps in " in line]
     assert len(lines) == ("-q" not in launcher)
     assert all(re.fullmatch(SUMMARY.format("rank 0 of 2, ", "", 3), line) for line in lines)
+
+
+def test_a_training_that_is_over_keeps_no_model(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "__stderr__", sys.stderr)
+    accelerator = Accelerator(cpu=True)
+    assert isinstance(accelerator._live._emitter, Pen)
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        accelerator.backward(model(torch.ones(1, 2)).square().sum())
+        optimizer.step()
+    held = weakref.ref(model)
+    del accelerator, model, optimizer
+    gc.collect()
+    assert held() is None
+    in_script._script.end()
+    assert ": 3 steps in " in capsys.readouterr().err
 
 
 # ── a terminal to which the script writes as well ─────────────────────────────────────────────

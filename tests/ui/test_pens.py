@@ -89,6 +89,20 @@ def test_an_error_before_the_first_step_of_a_training_is_not_of_the_one_before(t
     assert endings(told) == [("a", 1, "")]
 
 
+def test_a_device_that_failed_does_not_hide_the_error(training, told):
+    def read():
+        raise RuntimeError("device-side assert triggered")
+
+    one = training("a")
+    one.pen.at_end.append(read)
+    one.go()
+    training.stage.end(ValueError("x"))
+    assert endings(told) == [("a", 1, "ValueError")]
+    one.go()
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        training.stage.end()
+
+
 def test_a_training_takes_until_its_last_word_not_until_its_cell_ends(training, told):
     one = training("a")
     one.go(5)
