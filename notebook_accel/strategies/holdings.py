@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch.distributed.tensor import (
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.shards import whole
+from notebook_accel.strategies import ties
 from notebook_accel.strategies.buffers import Following
 from notebook_accel.strategies.inside import Divided
 from notebook_accel.strategies.sharding import Moved
@@ -38,8 +40,8 @@ class Holding:
     """One parameter: ``whole`` is what stages compute with, ``rest`` what an optimizer trains.
 
     They are one and the same where each rank of a stage has all of it. ``places`` are the modules
-    that have it, by the name of the attribute; ``dim`` is divided over ranks, ``owner`` is the rank
-    of the pipeline that has it, None as long as nobody uses it.
+    that have it, by the name of the attribute; ``dim`` is divided over ranks. ``ranks`` are those
+    of the pipeline that have it, none as long as nobody uses it; the first tells the others of it.
     """
 
     def __init__(self, name: str, rest: nn.Parameter, dim: int | None) -> None:
@@ -48,7 +50,7 @@ class Holding:
         self.whole = rest
         self.places: list[tuple[nn.Module, str]] = []
         self.dim = dim
-        self.owner: int | None = None
+        self.ranks: tuple[int, ...] = ()
 
     def show(self, parameter: nn.Parameter) -> None:
         """Let the model have ``parameter`` in this one's places."""
@@ -78,9 +80,11 @@ class Holdings:
         self._mesh = mesh
         self._axes: tuple[str, ...] = () if mesh is None else (mesh.mesh_dim_names or ())
         self._device = device
-        self._buffers: dict[str, int] = {}
+        self._buffers: dict[str, tuple[int, ...]] = {}
         self._all = _holdings(model, layers)
         self._own: list[Holding] = []
+        self._tied: list[tuple[Holding, Any]] = []  # with the group of its stages' ranks
+        self._is_added_up = False
         self._shares = "tp" in self._axes or "dp_shard" in self._axes
         self._copies = [
             mesh.get_group(axis) for axis in self._axes if axis.startswith("dp_") and mesh
@@ -102,7 +106,8 @@ class Holdings:
         for one in self._all:
             one.whole.data = _without_memory(one.whole, self._device)
             one.whole.requires_grad_(one.rest.requires_grad)
-            one.whole.__deepcopy__ = _copied  # type: ignore[method-assign]
+            # torch gives each stage that uses it a copy, and here all stages use this one.
+            one.whole.__deepcopy__ = partial(_itself, one.whole)  # type: ignore[method-assign]
             one.show(one.whole)
         try:
             yield
@@ -122,39 +127,42 @@ class Holdings:
 
     # ── dividing ──────────────────────────────────────────────────────────────────────────────
 
-    def settle(self, owners: Mapping[str, int]) -> Moved:
-        """Keep what this rank owns, let go of the rest; gives parameters that are others now.
+    def settle(self, users: Mapping[str, tuple[int, ...]]) -> Moved:
+        """Keep what this rank uses, let go of the rest; gives parameters that are others now.
 
-        ``owners`` is the rank of the pipeline for each parameter and buffer that a trace uses.
+        ``users`` are ranks of the pipeline for each parameter and buffer that a trace uses.
 
+        Ranks: all ranks of a pipeline call it.
         Errors: ConfigError for a parameter that was in another stage before.
         """
-        known = {**{one.name: one.owner for one in self._all}, **self._buffers}
-        for name, rank in owners.items():
-            if known.get(name) not in (None, rank):
+        known = {**{one.name: one.ranks for one in self._all}, **self._buffers}
+        for name, ranks in users.items():
+            if known.get(name) and not {*ranks} <= {*known[name]}:
                 raise ConfigError(
-                    f"{name} was used by rank {known[name]} of the pipeline, and now by {rank}",
+                    f"{name} was used by {_ranks(known[name])} of the pipeline, and now by "
+                    f"{_ranks(ranks)}",
                     "a parameter lies where the first batch used it",
                     "pass split= so that all uses are in one stage",
                 )
         moved: Moved = {}
         for one in self._all:
-            if one.owner is None and one.name in owners:
-                one.owner = owners[one.name]
+            if not one.ranks and one.name in users:
+                one.ranks = users[one.name]
                 before = one.rest
                 self._place(one)
                 if one.rest is not before:
                     moved[id(before)] = (before, one.rest)
-        self._buffers.update(
-            {n: r for n, r in owners.items() if n not in known or n in self._buffers}
-        )
-        self._own = [one for one in self._all if one.owner == self._rank]
+        self._buffers.update({n: r for n, r in users.items() if n not in known})
+        self._own = [one for one in self._all if self._rank in one.ranks]
+        self._tied = [
+            (one, ties.group_of(one.ranks, self._group)) for one in self._own if len(one.ranks) > 1
+        ]
         self.is_settled = True
         return moved
 
     def _place(self, one: Holding) -> None:
         old = one.rest
-        if one.owner != self._rank:
+        if self._rank not in one.ranks:
             old.data = _nothing(old, old.shape, self._device)
             old.lies_elsewhere = True  # type: ignore[attr-defined]
         elif self._shares:
@@ -209,13 +217,28 @@ class Holdings:
 
     def _own_buffers(self) -> list[Tensor]:
         named = self._model.named_buffers()
-        return [one for name, one in named if self._buffers.get(name) == self._rank]
+        return [one for name, one in named if self._rank in self._buffers.get(name, ())]
 
-    def average(self) -> None:
-        """Average gradients over readers of data, and leave them where their parameters rest.
+    def open_batch(self) -> None:
+        """Take in more gradients, also of what several stages use."""
+        for one, group in self._tied if self._is_added_up else ():
+            ties.keep_once(one.rest, group)
+        self._is_added_up = False
 
-        Ranks: all ranks of a stage call it.
+    def close_batch(self, syncs: bool, stays_apart: bool) -> None:
+        """Do with gradients what is due after a batch: at the end of a window, ``syncs``, all.
+
+        Of copies that one ``stays_apart`` from, the stages still belong together.
+
+        Ranks: all ranks of a pipeline call it.
         """
+        if syncs:
+            self._average()
+        if syncs or (stays_apart and not self._shares):
+            self._add_up_ties()
+
+    def _average(self) -> None:
+        """Average gradients over readers of data, and leave them where their parameters rest."""
         num = math.prod(map(dist.get_world_size, self._copies))
         for one in self._own if num > 1 or self._shares else ():
             grad = one.whole.grad
@@ -234,6 +257,12 @@ class Holdings:
             mean = partial.redistribute(placements=self._at_rest(one))
             one.rest.grad = mean if one.rest.grad is None else one.rest.grad + mean
 
+    def _add_up_ties(self) -> None:
+        for one, group in self._tied:
+            if one.rest.requires_grad:
+                ties.add_up(one.rest, group)
+        self._is_added_up = True
+
     def forget_pending(self) -> None:
         """Drop gradients that are not averaged yet."""
         for one in self._own if self._shares else ():
@@ -242,12 +271,17 @@ class Holdings:
     # ── states ────────────────────────────────────────────────────────────────────────────────
 
     def owners(self) -> dict[int, int]:
-        """Say which rank of the pipeline has each parameter, by its id."""
-        return {id(one.rest): one.owner for one in self._all if one.owner is not None}
+        """Say which rank of the pipeline speaks for each parameter, by its id."""
+        return {id(one.rest): one.ranks[0] for one in self._all if one.ranks}
+
+    def counted(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Leave out of ``parameters`` those that another rank speaks for."""
+        owners = self.owners()
+        return [one for one in parameters if owners.get(id(one), self._rank) == self._rank]
 
     def others(self) -> set[int]:
         """Give the ids of parameters that other ranks have."""
-        return {id(one.rest) for one in self._all if one.owner not in (None, self._rank)}
+        return {id(one.rest) for one in self._all if one.ranks and self._rank not in one.ranks}
 
     def foreign(self) -> dict[str, Tensor]:
         """Give what stands in place of parameters that other ranks have, by all their names."""
@@ -288,11 +322,11 @@ class Holdings:
 
     def _tensors(self) -> Iterator[tuple[Tensor, int]]:
         for one in self._all:
-            if one.owner is not None:
-                yield one.rest, one.owner
+            if one.ranks:
+                yield one.rest, one.ranks[0]
         for name, buffer in self._model.named_buffers():
             if name in self._buffers:
-                yield buffer, self._buffers[name]
+                yield buffer, self._buffers[name][0]
 
 
 def weakly(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -308,14 +342,23 @@ def weakly(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _holdings(model: nn.Module, layers: Sequence[Divided]) -> list[Holding]:
-    dims = {id(getattr(one.layer, name)): dim for one in layers for name, dim in one.dims.items()}
+    dims = {(one.layer, name): dim for one in layers for name, dim in one.dims.items()}
     found: dict[int, Holding] = {}
     for prefix, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
                 name = f"{prefix}.{attribute}" if prefix else attribute
-                holding = Holding(name, parameter, dims.get(id(parameter)))
-                found.setdefault(id(parameter), holding).places.append((module, attribute))
+                here = Holding(name, parameter, dims.get((module, attribute)))
+                holding = found.setdefault(id(parameter), here)
+                holding.places.append((module, attribute))
+                if holding.dim != here.dim:
+                    raise ConfigError(
+                        f"{holding.name} and {name} are one weight, and the plan divides them in "
+                        "two ways",
+                        "a rank has one part of a weight, and both layers compute with it",
+                        'name both in the plan, or none: an embedding "embedding_rowwise" and a '
+                        'linear layer "colwise_rep" have the same parts',
+                    )
     return list(found.values())
 
 
@@ -336,12 +379,12 @@ def _without_memory(like: Tensor, device: torch.device) -> Tensor:
     return made
 
 
-def _copied(memo: Any) -> nn.Parameter:
-    """Stand for the copy of a parameter without memory, of which torch gives each stage one.
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {' and '.join(map(str, ranks))}"
 
-    To copy what is not there would end the process. ``stages.owners`` says what is wrong.
-    """
-    return nn.Parameter(torch.empty(0))
+
+def _itself(parameter: nn.Parameter, memo: Any) -> nn.Parameter:
+    return parameter
 
 
 def _tensor(parameter: Tensor) -> DTensor:

@@ -209,6 +209,7 @@ class PipelineEngine(PartsEngine):
         """
         inputs, targets = batch
         staged, scaler = self._staged(model), self.precision.scaler
+        staged.is_apart = self._is_apart(model)
         factor: float | Tensor = weight
         if scaler is not None:  # all ranks scale alike, and each unscales its own stages
             factor = scaler.scale(torch.full((), weight, device=self.world.device))
@@ -253,7 +254,10 @@ class PipelineEngine(PartsEngine):
 
         Ranks: all ranks call it.
         """
-        own = super().grad_norm(parameters, norm_type).to(self.world.device)
+        counted = list(parameters)
+        for staged in self._models.values():
+            counted = staged.holdings.counted(counted)
+        own = super().grad_norm(counted, norm_type).to(self.world.device)
         norms = [torch.zeros_like(own) for _ in range(self.wish.num_ranks)]
         watch.all_gather(norms, own, group=self._group)
         return torch.nn.utils.get_total_norm(norms, norm_type)

@@ -28,8 +28,8 @@ class Staged:
 
     What was traced fits one shape of micro-batch: each new shape is traced once. The first trace
     shows which parameter is whose: ``settled`` hears of parameters that are others from then on.
-    ``sync`` says whether the next backward ends a window; stages are compiled with what is in
-    ``compiler``, arguments of ``torch.compile``.
+    ``sync`` says whether the next backward ends a window, and ``is_apart`` whether gradients are
+    never averaged over copies. Stages are compiled with ``compiler``, arguments of torch.compile.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Staged:
         self.begins = stages.beginnings(model, wish.stages, wish.split)
         self.holdings = holdings
         self.sync = True
+        self.is_apart = False
         self.compiler: Mapping[str, Any] | None = None
         self._model = model
         self._wish = wish
@@ -75,6 +76,7 @@ class Staged:
         schedule, structure = self._schedule(args, {}, num_parts, trains=True)
         loss = torch.zeros((), device=self._device)
         given = args if self._rank == 0 else ()
+        self.holdings.open_batch()
         with self.holdings.gathered(), torch.enable_grad():
             self.holdings.before_forward(self.sync)
             if self._is_last:
@@ -89,8 +91,7 @@ class Staged:
             else:
                 schedule.step(*given, return_outputs=False)
         watch.broadcast(loss, self._last, group=self._group)
-        if self.sync:
-            self.holdings.average()
+        self.holdings.close_batch(self.sync, self.is_apart)
         return loss
 
     def evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,14 +140,13 @@ class Staged:
                 pipe, structure = stages.cut(
                     self._model, self.begins, map_tensors(first, args), map_tensors(first, kwargs)
                 )
-                owners = stages.owners(self._model, pipe)
+                users = stages.users(self._model, pipe)
         finally:
             if forward is not None:
                 self._model.forward = forward
         num_ranks = self._wish.num_ranks
-        self._settled(
-            self.holdings.settle({name: stage % num_ranks for name, stage in owners.items()})
-        )
+        ranks = {name: tuple({i % num_ranks: None for i in found}) for name, found in users.items()}
+        self._settled(self.holdings.settle(ranks))
         mine = range(self._rank, self._wish.stages, num_ranks)
         own = [self._stage(pipe.build_stage(i, self._device, self._group)) for i in mine]
         # Our weights: torch would divide the sum of a whole window after each batch. Its schedules

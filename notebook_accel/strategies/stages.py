@@ -6,7 +6,6 @@ Source: torch.distributed.pipelining.
 from __future__ import annotations
 
 import difflib
-import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,6 @@ from notebook_accel.ranks.collectives import half_to_full, map_tensors, tensors_
 from notebook_accel.strategies.blocks import find_blocks
 
 _MARKS = ("forward", "_orig_forward")  # what torch leaves in a module that begins a stage
-_REPEATED = r"@\d+"  # what torch puts into the name of a module that is called again
 
 
 def beginnings(
@@ -165,24 +163,14 @@ def shaped(outputs: Any, structure: Any) -> Any:
     return pytree.tree_unflatten(leaves, structure)
 
 
-def owners(model: nn.Module, pipe: Any) -> dict[str, int]:
-    """Say which stage has each parameter and buffer; those that no stage uses are left out.
-
-    Errors: ConfigError for a parameter that two stages use.
-    """
+def users(model: nn.Module, pipe: Any) -> dict[str, list[int]]:
+    """Say which stages use each parameter and buffer; what no stage uses is left out."""
     names = {id(one): name for name, one in named_tensors(model)}
-    found: dict[str, int] = {}
+    found: dict[str, list[int]] = {}
     for stage in range(pipe.num_stages):
-        for name, one in named_tensors(pipe.get_stage_module(stage)):
+        for _, one in named_tensors(pipe.get_stage_module(stage)):
             if id(one) in names:
-                found[names[id(one)]] = stage
-            elif isinstance(one, nn.Parameter):  # torch gave each of its stages a copy
-                raise ConfigError(
-                    f"{re.sub(_REPEATED, '', name)} is used by several stages of "
-                    f"{type(model).__name__}",
-                    "each stage would train its own copy, and tied weights would come apart",
-                    "untie them, or pass split= so that all uses are in one stage",
-                )
+                found.setdefault(names[id(one)], []).append(stage)
     return found
 
 

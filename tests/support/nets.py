@@ -34,3 +34,20 @@ class Net(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.leave(x)
+
+
+class Words(nn.Module):
+    """A language model that writes with the words it reads, one weight for both."""
+
+    def __init__(self, width: int = 6, num_words: int = 12) -> None:
+        super().__init__()
+        self.words = nn.Embedding(num_words, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.head = nn.Linear(width, num_words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
