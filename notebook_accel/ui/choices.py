@@ -101,7 +101,7 @@ def refuse_impossible(name: str, wish: Any, machine: Machine) -> None:
     Errors: ConfigError, NotHere for what comes later.
     """
     if name == "strategy":
-        menu.refuse_unknown(wish)
+        menu.understood(wish)
     elif name == "device":
         _refuse_no_device(wish, machine)
     else:

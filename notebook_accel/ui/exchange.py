@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from notebook_accel.config.words import counted
 from notebook_accel.errors import ConfigError, LaunchError, RanksStuck, WorkerDied
 from notebook_accel.launch.quiet import run_quietly
 
@@ -147,7 +148,7 @@ def _check_lengths(operation: str, lengths: list[int]) -> None:
         )
     if operation == "reduce_scatter" and lengths[0] % len(lengths):
         raise ConfigError(
-            f"{lengths[0]} numbers cannot be shared by {len(lengths)} ranks",
+            f"{counted(lengths[0], 'number')} cannot be shared by {len(lengths)} ranks",
             "reduce_scatter gives each rank an equal part of the sum",
             f"give each rank {len(lengths)} numbers, or a multiple of {len(lengths)}",
         )

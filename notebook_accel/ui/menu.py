@@ -14,6 +14,7 @@ from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.megatron import Megatron
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.settings import SETTINGS
+from notebook_accel.config.strategy import wish_of as asked_by
 from notebook_accel.config.values import check_choice
 from notebook_accel.config.wishes import (
     DDP,
@@ -121,14 +122,17 @@ def offered_words() -> list[str]:
     return [word for word in WORDS if word not in coming]
 
 
-def refuse_unknown(asked: Any) -> None:
-    """Refuse what is neither a word of the menu nor a wish.
+def understood(asked: Any) -> str | Strategy:
+    """Give the word of the menu or the wish that was asked for; a plugin asks for its wish.
 
-    Errors: ConfigError.
+    Errors: ConfigError for what is none of them.
     """
     refuse_class(asked)
-    if not isinstance(asked, Strategy):
-        check_choice("strategy", asked, tuple(offered_words()))
+    found = asked_by(asked)
+    if isinstance(found, Strategy):
+        return found
+    check_choice("strategy", found, tuple(offered_words()))
+    return str(found)
 
 
 def entry_of(strategy: Any) -> Entry | None:
@@ -169,11 +173,11 @@ def admitted(asked: Any, num_ranks: int) -> str | Strategy:
 
     Errors: ConfigError for a word that is none, and degrees that do not divide the ranks.
     """
-    refuse_unknown(asked)
-    if not isinstance(asked, Strategy):
+    asked = understood(asked)
+    if isinstance(asked, str):
         entry = entry_of(asked)
         if entry is None or entry.is_plain:
-            return str(asked)
+            return asked
     wish = wish_of(asked, num_ranks)
     entry = entry_of(wish)
     sizes = {name: int(getattr(wish, name)) for name in (() if entry is None else entry.together)}

@@ -53,9 +53,9 @@ STYLE = f"""<style>
 .nba-picker p {{ margin: 0 0 .35em; }}
 .nba-picker .nba-why {{ opacity: .8; }}
 .nba-picker table {{ border-collapse: collapse; margin: .5em 0; }}
-.nba-picker th, .nba-picker td {{ padding: .1em 1.2em .1em 0; text-align: left;
+.nba-picker th, .nba-picker td {{ padding: .1em 1em .1em 0; text-align: left;
   font-weight: normal; font-variant-numeric: tabular-nums; white-space: nowrap; }}
-.nba-picker thead th {{ border-bottom: {_RULE}; }}
+.nba-picker thead th {{ border-bottom: {_RULE}; white-space: normal; vertical-align: bottom; }}
 .nba-picker .nba-picked {{ font-weight: 600; }}
 .nba-picker pre {{ margin: .2em 0 0; padding: .5em .7em; border: {_RULE}; border-radius: 3px;
   white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; user-select: all;

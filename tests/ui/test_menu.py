@@ -13,6 +13,8 @@ from notebook_accel import (
     FSDP,
     ConfigError,
     DeepSpeed,
+    DeepSpeedPlugin,
+    FullyShardedDataParallelPlugin,
     LaunchPicker,
     Megatron,
     Pipeline,
@@ -49,6 +51,16 @@ def run_line(code: str) -> dict[str, Any]:
     names |= {"notebook_launcher": lambda main, **given: said.update(given), "main": None}
     eval(code, names)
     return said
+
+
+def test_a_plugin_of_accelerates_is_the_wish_that_it_asks_for() -> None:
+    plugin = FullyShardedDataParallelPlugin(cpu_offload=True)
+    picker = LaunchPicker(strategy=plugin, machine=hardware.KAGGLE)  # type: ignore[arg-type]
+    assert picker.wish == plugin.wish()
+    assert "strategy=FSDP(cpu_offload=True" in picker.code
+    picker.choose(strategy=DeepSpeedPlugin(zero_stage=3))
+    assert picker.wish == DeepSpeedPlugin(zero_stage=3).wish()
+    assert "on the CPU" not in repr(picker)
 
 
 def test_every_choice_of_the_setting_and_every_wish_is_on_the_menu() -> None:
@@ -161,7 +173,7 @@ def test_degrees_are_divisors_and_what_cannot_be_is_said_in_place() -> None:
     asks = questions(one)
     asks["Stages"].value = 2
     assert one.wish == Megatron(tp_degree=4) and asks["Stages"].value == 1
-    assert "groups of 8 ranks do not fill them" in one._skin._problem.value
+    assert "groups of 8 ranks do not fill them" in one._skin.problem.value
     asks["Ranks a layer"].value = 2
     asks["Stages"].value = 2
-    assert one.wish == Megatron(tp_degree=2, pp_degree=2) and one._skin._problem.value == ""
+    assert one.wish == Megatron(tp_degree=2, pp_degree=2) and one._skin.problem.value == ""

@@ -186,7 +186,7 @@ def test_looking_again_reads_this_machine() -> None:
         (lambda: LaunchPicker(batch_size=2.5), "batch_size=2.5 is no number of samples"),
         (lambda: LaunchPicker(model="net"), "model='net' has no size"),
         (lambda: LaunchPicker(strategy="ddpp"), "strategy='ddpp' is not known"),
-        (lambda: LaunchPicker(strategy=5), "strategy=5 is not known"),
+        (lambda: LaunchPicker(strategy=5), "strategy=5 is no strategy"),
         (lambda: LaunchPicker(strategy=FSDP), "strategy=FSDP is a class"),
         (lambda: DevicePicker(device="xpu"), "device='xpu' asks for what is not here yet"),
         (lambda: DevicePicker(device="fake:64"), "device='fake:64' is nothing to pick"),

@@ -108,7 +108,7 @@ def test_the_picture_says_in_words_what_it_says_in_color():
         ({"absent": [0, 1]}, r"all 2 ranks are absent"),
         (
             {"operation": "reduce_scatter", "buffers": [[1], [2]]},
-            r"1 numbers cannot be shared by 2",
+            r"1 number cannot be shared by 2",
         ),
         ({"operation": "broadcast", "buffers": [[1, 2], [2]]}, r"the buffers have 2, 1 numbers"),
     ],
