@@ -21,6 +21,7 @@ from typing import Any
 
 from notebook_accel.errors import MissingPackage, NoSuchSeries
 from notebook_accel.events.model import Metrics, Returned
+from notebook_accel.events.sinks import Sink
 
 _FAR = 2**62
 # A run that goes on writes in a thread of its own. One lock for all: histories are pickled, and a
@@ -102,7 +103,7 @@ class Series:
         return float(self.totals[index] / self.counts[index])
 
 
-class History(Mapping[str, "list[float]"]):
+class History(Mapping[str, "list[float]"], Sink):
     """What a run reported: ``history["loss"]`` is the curve, one number per optimizer step.
 
     A mapping from series name to values. ``loss`` is noted by ``accelerator.backward`` (``loss/2``
@@ -140,9 +141,6 @@ class History(Mapping[str, "list[float]"]):
                 self._finished.add(event.rank)
                 for series in self._series.values():
                     series.settle(self._finished)
-
-    def tick(self) -> None:
-        """Nothing is ever due."""
 
     def close(self) -> None:
         """The run is over: settle what is whole, drop what only some ranks reported."""

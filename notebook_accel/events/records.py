@@ -31,6 +31,7 @@ from notebook_accel.events.discretion import hider
 from notebook_accel.events.history import History
 from notebook_accel.events.logs import Logs
 from notebook_accel.events.model import Metrics, Output
+from notebook_accel.events.sinks import Sink
 from notebook_accel.events.story import About, RankStory, Story, known
 
 LOST = "lost with its kernel"
@@ -136,7 +137,7 @@ def _whole(about: About, story: Any, history: History, logs: list[str], path: An
     return Record(about, Story.from_dict(story), lambda: history, lambda: logs, path)
 
 
-class Recorder:
+class Recorder(Sink):
     """A sink that keeps a run's record; ``end`` is called once the run is over, however it ended.
 
     It comes after the history among the sinks. ``texts`` gives what each rank has written, ``root``

@@ -6,20 +6,20 @@ time round (some ten times a second) so that a sink can draw at its own pace.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 
-class Sink(Protocol):
-    """Looks at events; must return quickly, for the workers' pipes are read by the same loop."""
+class Sink:
+    """Looks at events; what a sink does not override does nothing.
+
+    Each must return quickly, for the workers' pipes are read by the same loop.
+    """
 
     def handle(self, event: Any) -> None:
         """Take one event."""
-        ...
 
     def tick(self) -> None:
         """Do what is due by now (redraw, print a batch)."""
-        ...
 
     def close(self) -> None:
         """The run is over, however it ended: leave the final picture."""
-        ...

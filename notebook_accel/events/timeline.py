@@ -6,11 +6,12 @@ import time
 from typing import Any
 
 from notebook_accel.events.model import Progress
+from notebook_accel.events.sinks import Sink
 
 Mark = tuple[float, float, float]  # step, seconds since the first one, passes over the data
 
 
-class Timeline:
+class Timeline(Sink):
     """Marks of a run's way, from the Progress events of its lowest rank: a Sink of bounded size.
 
     A loop that starts to count again goes on where the last one was, as its curves do.
@@ -56,12 +57,6 @@ class Timeline:
         if len(self.marks) >= self.MAX_MARKS:
             self.marks = self.marks[::2]
             self._stride *= 2
-
-    def tick(self) -> None:
-        """Nothing is due."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def with_newest(self) -> list[Mark]:
         """All marks, the newest one included."""

@@ -11,7 +11,7 @@ from notebook_accel.events.sinks import Sink
 NAME = "starting workers"
 
 
-class Arrivals:
+class Arrivals(Sink):
     """A sink that tells the others how many workers have started.
 
     A forkserver that still imports, and a cold disk, make this long.
@@ -31,12 +31,6 @@ class Arrivals:
         elif isinstance(event, Exited) and self._arrived < self._num_ranks:
             self._arrived = self._num_ranks
             self._say(self._arrived)
-
-    def tick(self) -> None:
-        """Nothing is due."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _say(self, done: int) -> None:
         for sink in self._others:

@@ -14,6 +14,7 @@ from typing import Any
 from notebook_accel.events.emitter import Emitter
 from notebook_accel.events.lines import ipython
 from notebook_accel.events.model import Display
+from notebook_accel.events.sinks import Sink
 from notebook_accel.launch import streams
 
 FORWARDED = {
@@ -174,7 +175,7 @@ class Cell:
             self.publish("stream", {"name": stream, "text": text})
 
 
-class Republisher:
+class Republisher(Sink):
     """A sink in the kernel that publishes the workers' rich output under the launching cell."""
 
     def __init__(self, cell: Cell) -> None:
@@ -190,12 +191,6 @@ class Republisher:
                 print(text["text/plain"])
             return
         self._cell.publish(event.msg_type, event.content, event.metadata, event.buffers or None)
-
-    def tick(self) -> None:
-        """Nothing is due."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _parent_of(shell: Any, kernel: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 from notebook_accel.errors import ConfigError, Explained, LaunchError, RunInterrupted
 from notebook_accel.events.model import Landmark, Stuck
+from notebook_accel.events.sinks import Sink
 from notebook_accel.launch import devices, frames, likeness, machines, start
 from notebook_accel.launch.elastic import Agent, Meeting, Start
 from notebook_accel.launch.frames import Channel
@@ -207,7 +208,7 @@ class Branch(Attempt):
         )
 
 
-class _Forwarder:
+class _Forwarder(Sink):
     """A sink that sends events to the notebook, with ranks that count over all machines."""
 
     def __init__(self, home: Home, first_rank: int) -> None:

@@ -252,14 +252,11 @@ class Lead(Attempt):
         return all(state.failed is not None and state.failed.is_comm for state in troubled)
 
 
-class _Ear:
+class _Ear(Sink):
     """A sink that does nothing but hear the other machines each time round."""
 
     def __init__(self, hear: Callable[[], None]) -> None:
-        self.tick = hear
+        self._hear = hear
 
-    def handle(self, event: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def tick(self) -> None:
+        self._hear()

@@ -15,6 +15,7 @@ from typing import Any
 
 from notebook_accel.events import rails
 from notebook_accel.events.model import LeftBehind
+from notebook_accel.events.sinks import Sink
 
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _SIZED = (list, dict, set)
@@ -105,7 +106,7 @@ def _holds(returned: Any, value: Any) -> bool:
     return isinstance(returned, (list, tuple)) and any(one is value for one in returned)
 
 
-class Reminder:
+class Reminder(Sink):
     """A sink that tells in the kernel, at the end, what was left behind."""
 
     def __init__(self) -> None:
@@ -115,9 +116,6 @@ class Reminder:
         """Keep what rank 0 says."""
         if isinstance(event, LeftBehind):
             self._event = event
-
-    def tick(self) -> None:
-        """Nothing is due."""
 
     def close(self) -> None:
         """Warn, now that the run is over."""

@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from notebook_accel.errors import LaunchError, RunInterrupted, RunTimeout
 from notebook_accel.events.sinks import Sink
@@ -29,7 +28,7 @@ from notebook_accel.launch.run import Attempt, Interrupts, Order, with_restart
 GRACE_S = 5.0  # when the agent has ended: for the ranks to say themselves what went wrong
 
 
-class Listening:
+class Listening(Sink):
     """A sink that hears the agent while an attempt goes on, and ends it when it is told to."""
 
     def __init__(self, agent: Agent, attempt: Attempt) -> None:
@@ -37,9 +36,6 @@ class Listening:
         self._agent = agent
         self._attempt = attempt
         self._due = 0.0
-
-    def handle(self, event: Any) -> None:
-        """Look at nothing: the ranks' events are others' business."""
 
     def tick(self) -> None:
         """Hear the agent; end the ranks when the run goes on without them."""
@@ -49,9 +45,6 @@ class Listening:
         if self.word is not None and time.monotonic() >= self._due:
             self._due = float("inf")
             self._attempt.give_way()
-
-    def close(self) -> None:
-        """Leave the agent: it outlives the attempt."""
 
 
 def together(

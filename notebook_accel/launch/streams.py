@@ -18,6 +18,7 @@ from typing import Any
 from notebook_accel.config.words import spanned
 from notebook_accel.errors import LaunchError
 from notebook_accel.events.model import Display, Output
+from notebook_accel.events.sinks import Sink
 from notebook_accel.launch.folding import Folder
 
 # Marks a line that speaks for the run and gets no tag; never seen by anybody.
@@ -138,7 +139,7 @@ def prefix(name: str) -> str:
     return f"[{name}] " if name else ""
 
 
-class Console:
+class Console(Sink):
     """A sink that writes the ranks' lines under the cell, a batch at a time, tagged by rank.
 
     The same line of several ranks is written once, and so is one that is repeated. A run of one
@@ -216,7 +217,7 @@ class Console:
             self._due = time.monotonic() + WRITE_INTERVAL_S
 
 
-class RankLogs:
+class RankLogs(Sink):
     """A sink that keeps what each rank wrote, at most the last ``max_chars`` of it."""
 
     def __init__(self, num_ranks: int, max_chars: int = 4_000_000) -> None:
@@ -232,12 +233,6 @@ class RankLogs:
             self._sizes[event.rank] += len(event.text)
             while self._sizes[event.rank] > self._max_chars and len(parts) > 1:
                 self._sizes[event.rank] -= len(parts.pop(0))
-
-    def tick(self) -> None:
-        """Nothing is due."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def texts(self) -> list[str]:
         """Give what each rank wrote, in rank order."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from notebook_accel.events.model import Metrics
+from notebook_accel.events.sinks import Sink
 from notebook_accel.ui import words
 
 
@@ -21,7 +22,7 @@ class _Watch:
     began: float = 0.0
 
 
-class Alarms:
+class Alarms(Sink):
     """Looks at every value of a loss as it arrives, before any averaging: a Sink.
 
     A value that is not finite is told once a series, at the earliest step known so far: ranks are
@@ -52,12 +53,6 @@ class Alarms:
                 self._weigh(event.rank, name, step, value)
             elif name == "loss/2":
                 self._several = True
-
-    def tick(self) -> None:
-        """Nothing is due."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _break(self, rank: int, name: str, step: int, value: float) -> None:
         known, place = self._broken.get(name, (math.inf, len(self.texts)))

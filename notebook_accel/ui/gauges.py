@@ -16,6 +16,7 @@ from typing import Any
 import pynvml
 
 from notebook_accel.events.model import Exited, Started
+from notebook_accel.events.sinks import Sink
 from notebook_accel.launch import devices
 from notebook_accel.ui.pace import Pace
 
@@ -46,7 +47,7 @@ class _Process:
     cpu_s: float = 0.0
 
 
-class Gauges:
+class Gauges(Sink):
     """Reads what the ranks use, at most once a second: a Sink."""
 
     def __init__(self) -> None:
@@ -68,9 +69,6 @@ class Gauges:
         """Read all ranks, if it is time."""
         if self._processes:
             self._pace.run(self._read)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _read(self) -> None:
         gpus = self._gpus()

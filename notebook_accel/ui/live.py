@@ -50,7 +50,7 @@ def show(history: History, title: str) -> None:
         print(f"{title}\n{facts}")
 
 
-class LiveView:
+class LiveView(Sink):
     """Shows a panel while its run goes: a Sink.
 
     Nothing appears before there is something to show. A failure to draw is said once and ends the

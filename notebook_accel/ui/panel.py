@@ -10,6 +10,7 @@ from notebook_accel.events.controls import Controls
 from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics, Progress, Task
 from notebook_accel.events.rates import Rates
+from notebook_accel.events.sinks import Sink
 from notebook_accel.events.timeline import Timeline
 from notebook_accel.ui import words
 from notebook_accel.ui.alarms import Alarms
@@ -21,7 +22,7 @@ TASK_AFTER_S = 1.0  # nothing is said of a task that is over sooner
 TASK_LASTS_S = 30.0  # without news, one of unknown length is not shown for ever
 
 
-class Panel:
+class Panel(Sink):
     """The state of the view: a Sink. ``began`` is when there was first something to show."""
 
     def __init__(

@@ -18,6 +18,7 @@ from notebook_accel.events.model import (
     Stuck,
     signal_name,
 )
+from notebook_accel.events.sinks import Sink
 from notebook_accel.ui import words
 from notebook_accel.ui.gauges import Gauge, Gauges
 from notebook_accel.ui.stragglers import Stragglers
@@ -43,7 +44,7 @@ class Row:
         return words.SEPARATOR.join(part for part in (*parts, *self.facts, self.mark) if part)
 
 
-class Ranks:
+class Ranks(Sink):
     """Follows the ranks of a run: a Sink. ``controls`` show in which collectives they are."""
 
     def __init__(self, num_ranks: int, controls: Controls | None) -> None:
@@ -105,9 +106,6 @@ class Ranks:
         beats = self._beats()
         if len(beats) == len(self._states):
             self._stragglers.look(beats, live)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def rows(self) -> list[Row]:
         """What is to be said now, in rank order."""

@@ -6,12 +6,13 @@ from collections import deque
 from typing import Any
 
 from notebook_accel.events.model import Output
+from notebook_accel.events.sinks import Sink
 
 MAX_LINES = 60
 MAX_CHARS = 240
 
 
-class Tails:
+class Tails(Sink):
     """Keeps the newest lines of each rank, a repeated line once with its count: a Sink.
 
     ``version`` changes with every line, so that what has not changed is not sent again.
@@ -38,12 +39,6 @@ class Tails:
                 lines.append((line, count + 1))
             else:
                 lines.append((line, 1))
-
-    def tick(self) -> None:
-        """Nothing is due."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def texts(self) -> dict[int, str]:
         """The newest lines of each rank that wrote any."""
