@@ -8,7 +8,7 @@ from typing import Literal
 
 from notebook_accel.config.offers import Costed
 from notebook_accel.config.sizes import Sizes
-from notebook_accel.config.wishes import TensorParallel
+from notebook_accel.config.wishes import Strategy, TensorParallel
 from notebook_accel.config.words import counted
 from notebook_accel.config.words import size as size_words
 from notebook_accel.errors import ConfigError
@@ -192,6 +192,8 @@ def _strategy_findings(choice: Choice, machine: Machine, sizes: Sizes | None) ->
         text = "a pipeline's loop calls accelerator.forward_backward(model, (x, y), loss_fn)"
         found.append(Finding("note", text))
     wish = menu.wish_of(choice.strategy, choice.num_processes)
+    if choice.device == "cpu" and _offloads(wish):
+        found.append(Finding("note", "ranks compute on the CPU already: nothing is offloaded"))
     if isinstance(wish, TensorParallel) and not wish.plan and not (sizes and sizes.has_plan):
         model = (
             "the model is not known here, and" if sizes is None else "the model has no tp_plan, and"
@@ -207,6 +209,12 @@ def _strategy_findings(choice: Choice, machine: Machine, sizes: Sizes | None) ->
     return found
 
 
+def _offloads(wish: Strategy) -> bool:
+    """Tell whether a strategy keeps something in the memory of the CPU."""
+    fields = ("cpu_offload", "offload_optimizer", "offload_param")
+    return any(getattr(wish, name, None) not in (None, False, "none") for name in fields)
+
+
 def _memory_findings(
     choice: Choice,
     machine: Machine,
@@ -214,12 +222,13 @@ def _memory_findings(
     strategies: tuple[Costed, ...],
 ) -> list[Finding]:
     """Compare what each rank holds with what is free; activations come on top."""
-    held = [one.memory.total for one in memory if one.precision == choice.mixed_precision]
-    needed, free = sum(held), room(choice, machine)
+    used = devices_of(choice.device, machine)[: choice.num_processes]
+    held = [one.memory for one in memory if one.precision == choice.mixed_precision]
+    needed = sum(one.total if used else one.total + one.host for one in held)
+    free = room(choice, machine)
     if not free or needed <= free:
         return []
     told = f"the model needs {size_words(needed)} a rank, activations apart"
-    used = devices_of(choice.device, machine)[: choice.num_processes]
     fitting = next((one for one in strategies if one.fits), None)
     other = "" if fitting is None else _lean(fitting)
     if used:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.wishes import FSDP, Pipeline, TensorParallel
 from notebook_accel.errors import ConfigError
@@ -147,6 +148,17 @@ def test_what_a_strategy_needs_beside_memory_is_said() -> None:
         '(pip install "notebook-accel[deepspeed]")'
     ]
     assert findings(WITH_DEEPSPEED, strategy="deepspeed") == []
+
+
+def test_on_the_cpu_nothing_is_offloaded_and_all_of_it_counts() -> None:
+    note = "note: ranks compute on the CPU already: nothing is offloaded"
+    for wish in (FSDP(cpu_offload=True), DeepSpeed(offload_optimizer="cpu")):
+        assert note in findings(hardware.PLAIN_CPU, strategy=wish, num_processes=2)
+        assert note not in findings(hardware.KAGGLE, strategy=wish)
+    assert note not in findings(hardware.PLAIN_CPU, strategy=FSDP(), num_processes=2)
+    away = {"strategy": FSDP(cpu_offload=True), "model": 2 * 10**9, "num_processes": 2}
+    warning = findings(hardware.PLAIN_CPU, **away)[-1]
+    assert "the model needs 17 GB a rank" in warning, "what others keep on the CPU is here too"
 
 
 def test_groups_that_share_a_batch_count_once() -> None:
