@@ -1,10 +1,11 @@
 """What strategies cost and save: step time beside bare code, and bytes on each rank.
 
-Time: each strategy trains a small network (4 blocks of width 256, 64 rows a rank) beside bare torch
-or bare DeepSpeed code that lays the same model out the same way. Both run in one launch, in
-interleaved rounds; a number is the CPU time of a rank's main thread relative to the bare code's *in
-the same round*, over all ranks and rounds: median and quartiles. "ours" runs out of the launch's
-sight, "live" within it: losses captured, collectives watched.
+Time: each strategy trains a small network (4 blocks of width 256, 64 rows a rank; where sequences
+are divided, attention over 4 rows of 128 tokens) beside bare torch or bare DeepSpeed code that lays
+the same model out the same way (``bare_strategies.py``). Both run in one launch, in interleaved
+rounds; a number is the CPU time of a rank's main thread relative to the bare code's *in the same
+round*, over all ranks and rounds: median and quartiles. "ours" runs out of the launch's sight,
+"live" within it: losses captured, collectives watched.
 
 Bytes: a rank's parameters, gradients and optimizer states are its living tensors after a backward
 pass and after an update. "peak" is the most there was, also within forward passes, when a part of
@@ -25,162 +26,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import bare_strategies as bare
+from bare_strategies import Net, Step, attends, loss_of, model_and_batch, reader_and_batch
 
 RESULTS = Path(__file__).parent / "results" / "strategies.md"
-BATCH_SIZE = 64
-Step = Callable[[], None]
-loss_of = nn.functional.mse_loss
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.up(self.norm(x)).tanh())
-
-
-class Net(nn.Module):
-    tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}  # noqa: RUF012
-
-    def __init__(self, width: int = 256, depth: int = 4) -> None:
-        super().__init__()
-        self.enter = nn.Linear(16, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-        self.leave = nn.Linear(width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.enter(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.leave(x)
-
-
-def model_and_batch(rows: int = BATCH_SIZE) -> tuple[Net, Tensor, Tensor]:
-    torch.manual_seed(0)
-    return Net(), torch.randn(rows, 16), torch.randn(rows, 1)
-
-
-def plain_step(model: Any, optimizer: Any, x: Tensor, y: Tensor) -> Step:
-    def step() -> None:
-        optimizer.zero_grad()
-        loss_of(model(x), y).backward()
-        optimizer.step()
-
-    return step
-
-
-# ── bare code ─────────────────────────────────────────────────────────────────────────────────
-
-
-def bare_ddp() -> Step:
-    from torch.nn.parallel import DistributedDataParallel
-
-    model, x, y = model_and_batch()
-    wrapped = DistributedDataParallel(model)
-    return plain_step(wrapped, torch.optim.AdamW(wrapped.parameters()), x, y)
-
-
-def bare_fsdp(mesh: Any = None, model: Net | None = None) -> Step:
-    from torch.distributed.fsdp import fully_shard
-
-    fresh, x, y = model_and_batch()
-    model = model or fresh
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return plain_step(model, torch.optim.AdamW(model.parameters()), x, y)
-
-
-def divided(model: Net, mesh: Any) -> Net:
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
-    return parallelize_module(model, mesh, plan)
-
-
-def bare_tensor() -> Step:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor
-
-    model, x, y = model_and_batch()
-    divided(model, init_device_mesh("cpu", (dist.get_world_size(),)))
-    groups: list[list[Tensor]] = [[], []]  # one call for all takes no mixture
-    for one in model.parameters():
-        groups[isinstance(one, DTensor)].append(one)
-    optimizer = torch.optim.AdamW([{"params": group} for group in groups])
-    return plain_step(model, optimizer, x, y)
-
-
-def bare_tensor_and_fsdp() -> Step:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
-    return bare_fsdp(mesh["dp"], divided(model_and_batch()[0], mesh["tp"]))
-
-
-def bare_pipeline() -> Step:
-    from torch.distributed.pipelining import Schedule1F1B, SplitPoint, pipeline
-
-    model, x, y = model_and_batch()
-    rank, size = dist.get_rank(), dist.get_world_size()
-    spec = {"blocks.2": SplitPoint.BEGINNING}
-    stage = pipeline(model, (x[: BATCH_SIZE // size],), split_spec=spec).build_stage(
-        rank, torch.device("cpu")
-    )
-    schedule = Schedule1F1B(stage, size, loss_of)
-    optimizer = torch.optim.AdamW(stage.submod.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        losses: list[Tensor] = []
-        if rank == 0:
-            schedule.step(x)
-        else:
-            schedule.step(target=y, losses=losses)
-        loss = torch.stack(losses).mean() if losses else torch.zeros(())
-        dist.broadcast(loss.detach(), size - 1)  # every rank knows it, as it does with ours
-        optimizer.step()
-
-    return step
-
-
-def bare_zero() -> Step:
-    import deepspeed
-
-    model, x, y = model_and_batch()
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters()),
-        config={
-            "train_micro_batch_size_per_gpu": BATCH_SIZE,
-            "zero_optimization": {"stage": 2},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        },
-        dist_init_required=False,
-    )
-
-    def step() -> None:
-        engine.backward(loss_of(engine(x), y))
-        engine.step()
-
-    return step
 
 
 # ── ours ──────────────────────────────────────────────────────────────────────────────────────
@@ -189,9 +48,13 @@ def bare_zero() -> Step:
 def ours(wish: Any) -> Step:
     from notebook_accel import Accelerator
 
-    model, x, y = model_and_batch()
+    in_parts = type(wish).__name__ == "SequenceParallel"
+    model, x, y = reader_and_batch(attends) if in_parts else model_and_batch()
     accelerator = Accelerator(cpu=True, strategy=wish)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    if in_parts:
+        loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
+        ((x, y),) = accelerator.prepare(loader)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -203,7 +66,8 @@ def ours(wish: Any) -> Step:
         accelerator.forward_backward(model, (x, y), loss_of)
         optimizer.step()
 
-    return staged_step if type(wish).__name__ == "Pipeline" else step
+    has_stages = type(wish).__name__ == "Pipeline" or getattr(wish, "pp_degree", 1) > 1
+    return staged_step if has_stages else step
 
 
 @dataclass(frozen=True)
@@ -216,12 +80,18 @@ class Row:
 
 
 ROWS = {
-    "DDP": Row("DDP()", 2, bare_ddp),
-    "FSDP2": Row("FSDP()", 2, bare_fsdp),
-    "tensor": Row("TensorParallel(size=2)", 2, bare_tensor),
-    "tensor and FSDP2": Row("TensorParallel(size=2)", 4, bare_tensor_and_fsdp),
-    "pipeline": Row("Pipeline(stages=2, split=('blocks.2',))", 2, bare_pipeline),
-    "ZeRO-2": Row("DeepSpeed(zero_stage=2)", 2, bare_zero),
+    "DDP": Row("DDP()", 2, bare.bare_ddp),
+    "FSDP2": Row("FSDP()", 2, bare.bare_fsdp),
+    "FSDP2 in copies": Row("FSDP(replicas=2)", 4, bare.bare_hsdp),
+    "tensor": Row("TensorParallel(size=2)", 2, bare.bare_tensor),
+    "tensor and FSDP2": Row("TensorParallel(size=2)", 4, bare.bare_tensor_and_fsdp),
+    "pipeline": Row("Pipeline(stages=2, split=('blocks.2',))", 2, bare.bare_pipeline),
+    "sequence": Row("SequenceParallel(size=2)", 2, bare.bare_sequence),
+    "Megatron, layers": Row("Megatron(tp_degree=2)", 2, bare.bare_tensor),
+    "Megatron, stages": Row("Megatron(pp_degree=2)", 2, bare.bare_pipeline),
+    "ZeRO-1": Row("DeepSpeed(zero_stage=1)", 2, partial(bare.bare_zero, 1)),
+    "ZeRO-2": Row("DeepSpeed(zero_stage=2)", 2, partial(bare.bare_zero, 2)),
+    "ZeRO-3": Row("DeepSpeed(zero_stage=3)", 2, partial(bare.bare_zero, 3)),
 }
 
 
