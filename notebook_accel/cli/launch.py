@@ -17,9 +17,11 @@ from notebook_accel.cli.parsing import Parser, both_spellings
 from notebook_accel.config import absent, accelerates, fp8, show, store
 from notebook_accel.config.missing import refuse_missing_files
 from notebook_accel.config.options import add_options, chosen
+from notebook_accel.config.placement import Placement
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.settings import SECTIONS
 from notebook_accel.config.sources import Source
+from notebook_accel.config.strategy import check_launch
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch import addresses
 from notebook_accel.launch.devices import accelerators, usable_cores
@@ -118,6 +120,9 @@ def run(options: argparse.Namespace) -> int:
     refuse_missing_files(config)
     fp8.refuse_without_library(config)
     way = choose(script, config, torchrun, _look_around(config, torchrun))
+    if way.world_size is not None:
+        place = Placement(size=way.world_size, local_size=way.num_ranks)
+        check_launch(config, None, way.environment(os.environ), place)
     said = [f"note: {note}" for note in (*way.notes, *notes(config, os.environ, path))]
     if options.dry_run:
         print("\n".join(_plan(way, said, config, path)))

@@ -6,7 +6,9 @@ argument > environment > file > default
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.catalog.setting import given
@@ -21,6 +23,8 @@ from notebook_accel.errors import ConfigError
 if TYPE_CHECKING:
     from notebook_accel.config.store import ConfigFile
 
+# The environment that settings are read from, where it is not this process's.
+_env: ContextVar[Mapping[str, str] | None] = ContextVar("env", default=None)
 _USE_AXES = "use_parallelism_config"
 
 
@@ -154,13 +158,14 @@ def resolve(
     Arguments that are None, or a mere default, ask for nothing; ``options`` are arguments of a
     command line, which know by which option they were given. ``config`` is one that was given
     as a whole: what it was told by arguments counts as an argument here, and so on. ``env`` is this
-    process's environment if it is None.
+    process's environment if it is None, or that of ``as_ranks_will``.
 
     Errors: ConfigError naming the place.
     """
+    around = _env.get() if env is None else env
     layers = [
         {} if file is None else file.layer(),
-        from_variables(os.environ if env is None else env),
+        from_variables(os.environ if around is None else around),
         {} if config is None else config.layer(),
         {**_arguments(arguments), **(options or {})},
     ]
@@ -170,6 +175,16 @@ def resolve(
             if name not in found or source.rank >= found[name][1].rank:
                 found[name] = (value, source)
     return RunConfig.of(found)
+
+
+@contextmanager
+def as_ranks_will(env: Mapping[str, str]) -> Iterator[None]:
+    """Let settings be read in the block as by ranks that have the environment ``env``."""
+    token = _env.set(env)
+    try:
+        yield
+    finally:
+        _env.reset(token)
 
 
 def _arguments(settings: Mapping[str, Any]) -> Found:

@@ -10,13 +10,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 from notebook_accel.config.adoption import adopt
-from notebook_accel.config.deepspeed import DeepSpeed, DeepSpeedPlugin, DeepSpeedPlugins
+from notebook_accel.config.deepspeed import (
+    DeepSpeed,
+    DeepSpeedPlugin,
+    DeepSpeedPlugins,
+    refuse_without_package,
+)
 from notebook_accel.config.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.config.handlers import Handlers
 from notebook_accel.config.megatron import MegatronLMPlugin, TorchTensorParallelPlugin
 from notebook_accel.config.parallelism import ParallelismConfig
-from notebook_accel.config.resolve import RunConfig
+from notebook_accel.config.placement import Placement
+from notebook_accel.config.resolve import RunConfig, as_ranks_will
 from notebook_accel.config.settings import SETTINGS
+from notebook_accel.config.sources import ARGUMENT, DEFAULT, Source
 from notebook_accel.config.values import check
 from notebook_accel.config.wishes import DDP, FSDP, Strategy, refuse_class
 from notebook_accel.errors import ConfigError
@@ -101,15 +108,33 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
             strategy = ways.launched
         if isinstance(strategy, Strategy):
             return Chosen(handlers.strategy(strategy))
-    word = strategy or asked.strategy
+    word = str(strategy or asked.strategy)
     if plugin is None:
-        plugin = next((face.kind() for face in FACES.values() if face.word == word), None)
+        plugin = _named(word, ARGUMENT if strategy else asked.origin("strategy"))
     if axes is not None:
         return Chosen(_meeting(axes.wish(world_size, _shards(plugin)), handlers), plugin, axes)
     if plugin is not None:
         return Chosen(_meeting(plugin.wish(), handlers), plugin)
     wish = handlers.strategy(None)
     return Chosen(DDP() if word == "ddp" and wish is None else wish)
+
+
+def check_launch(
+    asked: RunConfig, wish: Strategy | None, env: Mapping[str, str], place: Placement
+) -> None:
+    """Refuse a launch whose strategy cannot be, before any rank has started.
+
+    It is what every ``Accelerator()`` without arguments would say: of the launch's ``wish``, of
+    what it ``asked``, and of ``env``, which ranks will have. ``place`` is any rank's.
+
+    Errors: ConfigError; MissingPackage; NotHere.
+    """
+    if asked.num_processes is None:  # now it is known, and what contradicts it
+        asked = RunConfig.of({**asked.layer(), "num_processes": (place.size, DEFAULT)})
+    with as_ranks_will(env):
+        chosen = chosen_strategy(Ways(launched=wish), Handlers(), asked, place.size).wish
+    if chosen is not None:
+        chosen.check_fit(place, str(settled(asked, chosen).mixed_precision))
 
 
 def refuse_name(strategy: Any) -> None:
@@ -193,6 +218,14 @@ def _given(plugins: Mapping[str, Any]) -> tuple[str, Plugin | None]:
     for name, plugin in given.items():
         return name, _adopted(name, plugin)
     return "", None
+
+
+def _named(word: str, source: Source) -> Plugin | None:
+    """Make the plugin of a strategy that is asked for by a word, which stands at ``source``."""
+    plugin = next((face.kind() for face in FACES.values() if face.word == word), None)
+    if isinstance(plugin, DeepSpeedPlugin) and isinstance(plugin.wish(), DeepSpeed):
+        refuse_without_package(source.quote("strategy", word), source.write("strategy", "fsdp"))
+    return plugin
 
 
 def _adopted(name: str, plugin: Any) -> Plugin:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from notebook_accel.config.degrees import check_fills as check_fills
-from notebook_accel.config.degrees import check_product
+from notebook_accel.config.degrees import check_fills, check_product
 from notebook_accel.config.fields import (
     check_count,
     check_kinds,

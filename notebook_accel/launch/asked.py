@@ -12,14 +12,15 @@ from typing import Any, Protocol
 from notebook_accel.config.absent import refuse_unbuilt
 from notebook_accel.config.fp8 import refuse_without_library
 from notebook_accel.config.missing import refuse_missing_files
+from notebook_accel.config.placement import Placement
 from notebook_accel.config.places import find_default
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.config.schema import LaunchSettings, check
 from notebook_accel.config.settings import by_variable
 from notebook_accel.config.store import ConfigFile, read
-from notebook_accel.config.strategy import refuse_name, wish_of
+from notebook_accel.config.strategy import check_launch, refuse_name, wish_of
 from notebook_accel.config.wishes import Strategy, refuse_class
-from notebook_accel.errors import ConfigError, NotHere
+from notebook_accel.errors import ConfigError, MissingPackage, NotHere
 from notebook_accel.launch.notes import notes
 
 # What an Accelerator in a worker is told in so many words, so that no variable beats it.
@@ -40,7 +41,8 @@ class Asked:
     """What a launch was asked for.
 
     ``settings`` are this machine's, ``words`` what Accelerators are told, ``env`` what workers get
-    in their environment, ``notes`` what the person is told: which values are not in the cell.
+    in their environment, ``notes`` what the person is told: which values are not in the cell;
+    ``default`` is the file that counts without being named.
     """
 
     config: RunConfig
@@ -48,6 +50,16 @@ class Asked:
     words: dict[str, Any]
     env: dict[str, str]
     notes: tuple[str, ...]
+    default: Path | None = None
+
+    def check_strategy(self, place: Placement) -> None:
+        """Refuse a strategy that cannot be in the world of ``place``, before any rank starts.
+
+        Errors: ConfigError; MissingPackage; NotHere.
+        """
+        env = {**os.environ, **self.env}
+        with _offering_a_way_around(self.default), naming_the_source(self.config):
+            check_launch(self.config, self.words.get("wish"), env, place)
 
 
 def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | None) -> Asked:
@@ -93,6 +105,7 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
         words,
         {**written, **env},
         tuple(notes(found, around, None if file is None else file.path)),
+        default,
     )
 
 
@@ -105,7 +118,7 @@ def naming_the_source(config: RunConfig) -> Iterator[None]:
         name = error.what.partition("=")[0]
         if name in config.given() and config.origin(name).kind != "argument":
             what = f"{error.what} (from {config.source(name)})"
-            raise ConfigError(what, error.why, error.fix) from None
+            raise type(error)(what, error.why, error.fix) from None
         raise
 
 
@@ -114,7 +127,7 @@ def _offering_a_way_around(default: Path | None) -> Iterator[None]:
     """Tell of a file that nobody named how to launch without it."""
     try:
         yield
-    except (ConfigError, NotHere) as error:
+    except (ConfigError, MissingPackage, NotHere) as error:
         if default is None or str(default) not in error.what:
             raise
         fix = f"{error.fix}; or pass config=RunConfig() to launch without this file"

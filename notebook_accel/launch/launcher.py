@@ -139,6 +139,7 @@ def notebook_launcher(
     _check_rendezvous(told.rdzv_backend)
     with naming_the_source(told):
         placed = _placed(settings, {**os.environ, **wanted.env})
+    wanted.check_strategy(placed.placements[0])
     call = (function, tuple(args), dict(kwargs or {}))
     job = start.Job(*call, then=remember(*call))
     if settings.start_method == "inline":

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from notebook_accel.config.fields import choose
 from notebook_accel.errors import ConfigError
 
 
@@ -24,22 +25,28 @@ def compress_gradients(
 
     ``options`` are arguments of the ``PowerSGDState`` of PowerSGD hooks.
 
-    Errors: ConfigError for options that it does not take.
+    Errors: ConfigError for another word, and for options that it does not take.
     """
-    if hook == "no":
-        return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+    plain = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    low_rank = {
+        "power_sgd": powerSGD_hook.powerSGD_hook,
+        "batched_power_sgd": send_buckets_as_squares,
+    }
+    wrappers = {
+        "no": lambda send: send,
+        "fp16": default_hooks.fp16_compress_wrapper,
+        "bf16": default_hooks.bf16_compress_wrapper,
+    }
+    word = choose(hook, "comm_hook", ("no", *plain, *low_rank))
+    wrap: Any = wrappers[choose(wrapper, "comm_wrapper", wrappers)]
+    if word == "no":
+        return
     state: Any = None
-    send: Any
-    if hook in ("fp16", "bf16"):
-        send = getattr(default_hooks, f"{hook}_compress_hook")
-    else:
+    if word in low_rank:
         state = _power_state(powerSGD_hook.PowerSGDState, dict(options or {}))
-        send = powerSGD_hook.powerSGD_hook if hook == "power_sgd" else send_buckets_as_squares
-    if wrapper != "no":
-        send = getattr(default_hooks, f"{wrapper}_compress_wrapper")(send)
-    model.register_comm_hook(state, _nameless(send))
+    model.register_comm_hook(state, _nameless(wrap({**plain, **low_rank}[word])))
 
 
 def send_buckets_as_squares(state: Any, bucket: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from notebook_accel.config.wishes import Pipeline, check_fills
+from notebook_accel.config.wishes import Pipeline
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.events.pulse import BACKWARD, FORWARD
 from notebook_accel.ranks import watch
@@ -43,14 +43,7 @@ class PipelineEngine(PartsEngine):
 
     def __init__(self, wish: Pipeline, world: World, precision: Precision) -> None:
         super().__init__(wish, world, precision)
-        if precision.eight_bits is not None:
-            raise ConfigError(
-                "Pipeline() with mixed_precision='fp8'",
-                "a stage is traced into operations, and it is layers that compute in 8 bits",
-                "write mixed_precision='bf16', or strategy=FSDP()",
-            )
         together = wish.num_ranks * (1 if wish.tensor is None else wish.tensor.size)
-        check_fills(f"Pipeline(stages={wish.stages})", together, world.size)
         mesh = mesh_of_stages(
             world, _copies(wish, world), wish.num_ranks, together // wish.num_ranks
         )

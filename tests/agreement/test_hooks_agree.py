@@ -130,6 +130,15 @@ def test_options_that_make_no_state_are_refused(options: dict, says: str) -> Non
     assert "matrix_approximation_rank=2" in error.value.fix
 
 
+@pytest.mark.parametrize(
+    ("hook", "wrapper", "said"),
+    [("fp4", "no", "comm_hook='fp4'"), ("power_sgd", "fp4", "comm_wrapper='fp4'")],
+)
+def test_a_word_that_is_no_form_is_refused(hook: str, wrapper: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compress_gradients(Any, hook, wrapper)
+
+
 def trains_shards() -> dict[str, list[float]]:
     size = Accelerator(cpu=True).num_processes
     if size == 1:

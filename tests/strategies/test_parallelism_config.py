@@ -55,9 +55,10 @@ def test_stages_too_are_an_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ParallelismConfig(dp_shard_size=2).wish(4) == Pipeline(stages=2, inside=FSDP())
     with pytest.raises(ConfigError, match=r"pp_size=2 x tp_size=2\) in a world of 2 ranks"):
         ParallelismConfig(tp_size=2).wish(2)
-    with pytest.raises(ConfigError, match=r"pp_size=2\) with sequences divided") as error:
+    with pytest.raises(ConfigError, match=r"\(pp_size=2, cp_size=2\)") as error:
         ParallelismConfig(cp_size=2)
-    assert "leave pp_size at 1" in error.value.fix
+    assert error.value.why == "a stage of a pipeline sees whole sequences"
+    assert error.value.fix == "leave one of them at 1"
 
 
 def test_it_describes_its_axes_as_accelerate_does() -> None:

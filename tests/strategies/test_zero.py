@@ -82,15 +82,16 @@ def step(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> float:
 
 
 @pytest.mark.skipif(HAS_IT, reason="deepspeed is installed")
-def test_without_the_package_every_rank_says_what_to_install() -> None:
-    for arguments in ({"strategy": "deepspeed"}, {"deepspeed_plugin": DeepSpeedPlugin()}):
+def test_without_the_package_an_accelerator_says_what_to_install() -> None:
+    for arguments, asked, instead in (
+        ({"strategy": "deepspeed"}, "strategy='deepspeed'", "strategy='fsdp'"),
+        ({"deepspeed_plugin": DeepSpeedPlugin()}, "strategy=DeepSpeed(...)", "strategy=FSDP()"),
+    ):
         with pytest.raises(MissingPackage) as error:
             Accelerator(cpu=True, **arguments)
-        assert "strategy=DeepSpeed(...) needs deepspeed" in error.value.what
+        assert error.value.what == f"{asked} needs deepspeed, which is not installed"
         assert "notebook-accel[deepspeed]" in error.value.fix
-    with pytest.raises(MissingPackage) as error:
-        on_two(Accelerator, strategy=DeepSpeed())
-    assert "ranks 0 and 1" in "".join(getattr(error.value, "__notes__", []))
+        assert f"or write {instead}, which needs none" in error.value.fix
 
 
 def test_ranks_that_are_only_played_are_refused() -> None:

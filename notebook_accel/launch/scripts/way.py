@@ -72,7 +72,8 @@ class Way:
 
     ``words`` become this process, or each of ``num_ranks`` children if ``who`` is SIDE_BY_SIDE;
     ``env`` is set and ``without`` taken out of the environment. ``port`` is where the ranks of one
-    machine are to meet, None for any. One that does not speak leaves that to another rank.
+    machine are to meet, None for any. One that does not speak leaves that to another rank. How
+    many ranks all machines have together is None where another launcher counts them.
     """
 
     who: str
@@ -84,6 +85,7 @@ class Way:
     port: int | None = None
     notes: tuple[str, ...] = ()
     speaks: bool = True
+    world_size: int | None = 1
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Give the environment that the program gets, made of this process's."""
@@ -105,10 +107,12 @@ def choose(program: Program, config: RunConfig, torchrun: rendezvous.Torchrun, h
     launcher = config["deepspeed_multinode_launcher"] or "standard"
     if config["deepspeed_hostfile"] or launcher != "standard":
         words = outside.deepspeed(program, config, env, place.num_ranks)
-        return Way(DEEPSPEED, words, {}, f"{DEEPSPEED}, {place.words} a machine", _OF_TORCHRUN)
+        headline = f"{DEEPSPEED}, {place.words} a machine"
+        return Way(DEEPSPEED, words, {}, headline, _OF_TORCHRUN, world_size=None)
     if config["mpirun_hostfile"]:
         words = outside.mpirun(program, config, env, here.has_open_mpi)
-        return Way(MPIRUN, words, {}, f"{MPIRUN}, {place.words} a machine", _OF_TORCHRUN)
+        headline = f"{MPIRUN}, {place.words} a machine"
+        return Way(MPIRUN, words, {}, headline, _OF_TORCHRUN, world_size=None)
     if rendezvous.is_wanted(config, torchrun):
         return _agent(program, config, torchrun, here, place, env, threads)
     notes = (*place.notes, *_crowd(place, here))
@@ -126,6 +130,7 @@ def choose(program: Program, config: RunConfig, torchrun: rendezvous.Torchrun, h
         without=_OF_TORCHRUN, num_ranks=place.num_ranks,
         port=None if port in here.busy_ports else port or None,
         notes=(*notes, *rendezvous.chosen_anew(port, here.busy_ports)),
+        world_size=place.num_ranks,
     )  # fmt: skip
 
 
@@ -152,7 +157,10 @@ def _told(program: Program, config: RunConfig, told: Told, here: Here) -> Way:
     if "OMP_NUM_THREADS" not in here.env:
         env.setdefault("OMP_NUM_THREADS", str(max(1, here.num_cores // told.local_size)))
     headline = f"rank {told.rank} of {told.size}, as {told.by} tells"
-    return Way(TOLD, program.words(), env, headline, speaks=told.rank == 0)
+    return Way(
+        TOLD, program.words(), env, headline, num_ranks=told.local_size, speaks=told.rank == 0,
+        world_size=told.size,
+    )  # fmt: skip
 
 
 def _in_torchruns_names(told: Told, env: Mapping[str, str]) -> dict[str, str]:
@@ -215,6 +223,7 @@ def _agent(
         without=_OF_TORCHRUN,
         num_ranks=place.num_ranks,
         notes=(*place.notes, *_crowd(place, here), *meeting.notes),
+        world_size=place.num_ranks * config["num_nodes"],
     )
 
 
