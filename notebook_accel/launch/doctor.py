@@ -232,8 +232,9 @@ def start_methods() -> Iterator[Finding]:
 # ── surroundings ──────────────────────────────────────────────────────────────────────────────
 
 
-def leftovers(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Find what another launcher left in the environment."""
+def leftovers(env: Mapping[str, str] | None = None) -> Iterator[Finding]:
+    """Find what another launcher left in the environment, this process's if it is None."""
+    env = os.environ if env is None else env
     set_here = [name for name in _WORKER_VARIABLES if name in env]
     if set_here:
         yield Finding(

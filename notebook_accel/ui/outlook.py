@@ -140,9 +140,13 @@ def _kernel_findings(kernel: Collection[doctor.Finding], asked: Collection[str])
     """Take what stands in a launch's way; that a device is open is said with how workers start."""
     if not _places_ranks(asked):
         return []
-    notes = [Finding("note", one.why, one.fix) for one in kernel if one.level == doctor.NOTE]
-    bad = [one for one in kernel if one.level == doctor.BAD]
-    return [*(Finding("error", f"{one.what}: {one.why}", one.fix) for one in bad), *notes]
+    severities: dict[str, Severity] = {doctor.BAD: "error", doctor.NOTE: "note"}
+    return [
+        Finding(severities[one.level], ": ".join(filter(None, [what, one.why])), one.fix)
+        for one in kernel
+        if one.level in severities
+        for what in ["" if one.topic == "device" else one.what]
+    ]
 
 
 def _places_ranks(asked: Collection[str]) -> bool:

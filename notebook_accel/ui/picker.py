@@ -172,8 +172,8 @@ class Picker:
 
 
 def read_kernel() -> tuple[doctor.Finding, ...]:
-    """Ask the doctor whether this kernel has opened a device, and how workers would start."""
-    return (*doctor.opened(), *doctor.start_methods())
+    """Ask the doctor what this kernel has opened, how workers would start, what others left."""
+    return (*doctor.opened(), *doctor.start_methods(), *doctor.leftovers())
 
 
 class DevicePicker(Picker):

@@ -319,6 +319,17 @@ print(picker.choose(num_processes=1), DevicePicker(), PrecisionPicker(), sep="--
     assert "workers start" not in precision
 
 
+def test_what_another_launcher_left_in_the_environment_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    picker = DevicePicker()
+    assert not any("RANK" in one for one in picker.findings)
+    monkeypatch.setenv("RANK", "0")
+    (said,) = (one for one in picker.choose(device="cpu").findings if "RANK" in one)
+    assert said.startswith("note: RANK=0 in the environment: that is what a launched worker has")
+    assert "unset them" in said
+
+
 def test_another_machine_is_not_told_how_this_kernel_starts_workers() -> None:
     picker = LaunchPicker(machine=hardware.KAGGLE)
     assert "workers start" not in repr(picker.choose(num_processes=1))
