@@ -18,7 +18,7 @@ _FRAME = struct.Struct("<HHI")
 
 def frame(rank: int, name: str, steps: array[int], values: array[float]) -> bytes:
     """Write points of one series of one rank."""
-    raw = name.encode()[:65535]
+    raw = name.encode(errors="replace")[:65535]  # half a character must not end the record
     return b"".join(
         (_FRAME.pack(rank, len(raw), len(steps)), raw, steps.tobytes(), values.tobytes())
     )

@@ -179,6 +179,12 @@ def test_points_cut_off_by_a_kill_are_left_out(root: Path) -> None:
     run.end()
 
 
+def test_half_a_character_in_a_name_does_not_end_the_record(root: Path) -> None:
+    run = Recorded(root, 1)
+    run.take(Metrics(0, [("a\udc80", 1, 2.0)]))
+    assert run.end().history["a?"] == [2.0]
+
+
 def test_long_runs_are_thinned_and_keep_their_end(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
