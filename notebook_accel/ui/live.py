@@ -7,6 +7,7 @@ What stays in the saved notebook is a plain PNG with the same facts as text.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -95,11 +96,12 @@ class LiveView(Sink):
             draw(self._screen)
         except Exception as error:
             self._screen = None
-            print(
-                f"notebook_accel: the live view stopped ({type(error).__name__}: {error}); "
-                "the run is not affected and run.history has every point",
-                file=sys.stderr,
-            )
+            with contextlib.suppress(OSError, ValueError):  # nobody reads stderr, or it is closed
+                print(
+                    f"notebook_accel: the live view stopped ({type(error).__name__}: {error}); "
+                    "the run is not affected and run.history has every point",
+                    file=sys.stderr,
+                )
 
 
 def screen(here: Place) -> Screen | None:

@@ -87,6 +87,18 @@ def test_a_terminal_rewrites_one_line_and_clears_it_before_other_output():
     assert stream.getvalue().count("\n") == 1
 
 
+def test_a_reader_that_has_gone_ends_the_view_and_not_the_run(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    feed = Feed(text_view(Gone(), rewrites=True))
+    feed.send(*steps(1, 2, 3))
+    feed.close()
+    assert feed.history["loss"] == [2.0, 1.0, 2.0 / 3]
+
+
 @pytest.mark.parametrize(
     ("last", "said"),
     [
