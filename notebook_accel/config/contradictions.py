@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from notebook_accel.config.degrees import excluded, places_left
@@ -12,6 +12,11 @@ from notebook_accel.errors import ConfigError
 if TYPE_CHECKING:
     from notebook_accel.config.resolve import RunConfig
 
+# Why there is no fp8 under DeepSpeed, and in a pipeline.
+NO_EIGHT_BITS = (
+    "DeepSpeed keeps parameters and casts inputs in one number format, and has none of 8 bits"
+)
+TRACED = "a stage is traced into operations, and it is layers that compute in 8 bits"
 _AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "sp")
 # Section -> the settings that multiply to a number of ranks.
 DEGREES = {
@@ -24,7 +29,19 @@ DEGREES = {
 
 def refuse_contradictions(config: RunConfig) -> None:
     """Raise ConfigError for the first two settings of ``config`` that exclude each other."""
-    for rule in _RULES:
+    _refuse(config, _RULES)
+
+
+def refuse_unfit(config: RunConfig) -> None:
+    """Raise ConfigError for settings that can be stored side by side, and not be run.
+
+    It is for a run whose strategy the settings say, and nothing else does.
+    """
+    _refuse(config, (_eight_bits, _unfit_deepspeed, _two_layouts))
+
+
+def _refuse(config: RunConfig, rules: Iterable[Callable[[RunConfig], Iterator[_Clash]]]) -> None:
+    for rule in rules:
         for one, other, why, fix in rule(config):
             raise ConfigError(_both(config, one, other), why, fix)
 
@@ -140,6 +157,55 @@ def _megatron(config: RunConfig) -> Iterator[_Clash]:
             f"each copy of the model takes {product} ranks, and copies must fill all of them",
             f"write {config.write('num_processes', -(-total // product) * product)}, "
             "or other degrees",
+        )
+
+
+def _eight_bits(config: RunConfig) -> Iterator[_Clash]:
+    if config.mixed_precision != "fp8":
+        return
+    bf16 = f"write {config.write('mixed_precision', 'bf16')}"
+    if config.strategy == "deepspeed" and config.zero_stage != 0:
+        fsdp = config.write("strategy", "fsdp")
+        yield "strategy", "mixed_precision", NO_EIGHT_BITS, f"{bf16}, or {fsdp}"
+    for name, counts in (
+        ("parallelism_config_pp_size", config.use_parallelism_config),
+        ("megatron_lm_pp_degree", config.strategy == "megatron_lm"),
+    ):
+        if counts and (config[name] or 1) > 1:
+            yield name, "mixed_precision", TRACED, f"{bf16}, or leave {config.call(name)} out"
+
+
+def _unfit_deepspeed(config: RunConfig) -> Iterator[_Clash]:
+    if config.strategy != "deepspeed" or config.zero_stage == 0:
+        return
+    for what in ("optimizer", "param"):
+        device, folder = f"offload_{what}_device", f"offload_{what}_nvme_path"
+        if config[device] == "nvme" and not config[folder] and not config.deepspeed_config_file:
+            yield (
+                device,
+                folder,
+                "the folder is where the files of each rank are",
+                f"write {config.write(folder, '/local/disk', device)}, or "
+                f"{config.write(device, 'cpu')}",
+            )
+    for axis in ("tp", "pp"):
+        name = f"parallelism_config_{axis}_size"
+        if config.use_parallelism_config and config[name] > 1:
+            yield (
+                "strategy",
+                name,
+                "DeepSpeed's ZeRO shards models whose layers are whole",
+                f"leave {config.call(name)} out, or write {config.write('strategy', 'fsdp')}",
+            )
+
+
+def _two_layouts(config: RunConfig) -> Iterator[_Clash]:
+    if config.use_parallelism_config and config.strategy == "megatron_lm":
+        yield (
+            "use_parallelism_config",
+            "strategy",
+            "both say how models lie across ranks, and nobody could say which of them counts",
+            f"leave {config.call('strategy')} out, or the sizes of the axes",
         )
 
 

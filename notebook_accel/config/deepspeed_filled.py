@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from notebook_accel.config.contradictions import NO_EIGHT_BITS
 from notebook_accel.config.deepspeed_file import AUTO, HfDeepSpeedConfig
 from notebook_accel.errors import ConfigError
 
@@ -88,8 +89,7 @@ def _numbers(config: dict[str, Any], precision: str, scaling: Mapping[str, float
     if precision == "fp8":
         raise ConfigError(
             "strategy=DeepSpeed(...) with mixed_precision='fp8'",
-            "DeepSpeed keeps parameters and casts inputs in one number format, and has none of 8 "
-            "bits",
+            NO_EIGHT_BITS,
             "write mixed_precision='bf16', or strategy=FSDP(), which gathers weights in 8 bits",
         )
     for name in ("bf16", "fp16"):

@@ -5,11 +5,13 @@ None is for ``strategies.registry.build`` to decide: one device, or data paralle
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from notebook_accel.config.adoption import adopt
+from notebook_accel.config.contradictions import refuse_unfit
 from notebook_accel.config.deepspeed import (
     DeepSpeed,
     DeepSpeedPlugin,
@@ -26,7 +28,9 @@ from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.sources import ARGUMENT, DEFAULT, Source
 from notebook_accel.config.values import check
 from notebook_accel.config.wishes import DDP, FSDP, Strategy, refuse_class
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, NotHere
+
+_Face = TypeVar("_Face")
 
 
 class Plugin(Protocol):
@@ -99,7 +103,7 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
         check(SETTINGS["strategy"], strategy)
     name, plugin = _given(ways.plugins)
     if axes is None and strategy is None and asked.use_parallelism_config:
-        axes = ParallelismConfig()
+        axes = _made(ParallelismConfig, asked)
     if strategy is not None and (plugin is not None or axes is not None):
         raise _two(f"strategy={strategy!r}", "parallelism_config" if plugin is None else name)
     if plugin is None and axes is None:
@@ -110,7 +114,9 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
             return Chosen(handlers.strategy(strategy))
     word = str(strategy or asked.strategy)
     if plugin is None:
-        plugin = _named(word, ARGUMENT if strategy else asked.origin("strategy"))
+        if strategy is None and ways.axes is None:
+            refuse_unfit(asked)
+        plugin = _named(word, asked, ARGUMENT if strategy else asked.origin("strategy"))
     if axes is not None:
         return Chosen(_meeting(axes.wish(world_size, _shards(plugin)), handlers), plugin, axes)
     if plugin is not None:
@@ -220,12 +226,28 @@ def _given(plugins: Mapping[str, Any]) -> tuple[str, Plugin | None]:
     return "", None
 
 
-def _named(word: str, source: Source) -> Plugin | None:
+def _named(word: str, asked: RunConfig, source: Source) -> Plugin | None:
     """Make the plugin of a strategy that is asked for by a word, which stands at ``source``."""
-    plugin = next((face.kind() for face in FACES.values() if face.word == word), None)
+    kind = next((face.kind for face in FACES.values() if face.word == word), None)
+    plugin = None if kind is None else _made(kind, asked)
     if isinstance(plugin, DeepSpeedPlugin) and isinstance(plugin.wish(), DeepSpeed):
         refuse_without_package(source.quote("strategy", word), source.write("strategy", "fsdp"))
     return plugin
+
+
+def _made(kind: type[_Face], asked: RunConfig) -> _Face:
+    """Make a plugin or axes of what the settings say; errors tell where it was said."""
+    try:
+        return kind()
+    except (ConfigError, NotHere) as error:
+        for name in asked.given():
+            short = name.removeprefix("fsdp_").removeprefix("megatron_lm_")
+            short = short.removeprefix("parallelism_config_")
+            origin = asked.origin(name)
+            if origin.kind != "argument" and re.search(rf"\b{short}\b", error.what):
+                what = f"{error.what} (from {origin})"
+                raise type(error)(what, error.why, error.fix) from None
+        raise
 
 
 def _adopted(name: str, plugin: Any) -> Plugin:

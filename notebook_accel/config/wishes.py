@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+from notebook_accel.config.contradictions import TRACED
 from notebook_accel.config.degrees import check_fills, check_product
 from notebook_accel.config.fields import (
     check_count,
@@ -316,7 +317,7 @@ class Pipeline(Strategy):
         if precision == "fp8":
             raise ConfigError(
                 "Pipeline() with mixed_precision='fp8'",
-                "a stage is traced into operations, and it is layers that compute in 8 bits",
+                TRACED,
                 "write mixed_precision='bf16', or strategy=FSDP()",
             )
         per_rank = f", stages_per_rank={self.stages_per_rank}" * (self.stages_per_rank > 1)

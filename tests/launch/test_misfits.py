@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from notebook_accel import Accelerator, RunConfig, notebook_launcher
 from notebook_accel.cli.main import main as cli
 from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.megatron import Megatron
+from notebook_accel.config.placement import Placement
 from notebook_accel.config.resolve import as_ranks_will
 from notebook_accel.config.sequence import SequenceParallel
 from notebook_accel.config.wishes import FSDP, Pipeline, SingleDevice, Strategy, TensorParallel
@@ -168,6 +170,22 @@ def test_played_ranks_hold_nothing_that_deepspeed_could_cut() -> None:
     assert "strategy=FSDP()" in error.value.fix
 
 
+@dataclass(frozen=True)
+class InPairs(Strategy):
+    """A strategy of somebody else's."""
+
+    def check_fit(self, place: Placement, precision: str) -> None:
+        """Refuse an odd number of ranks."""
+        if place.size % 2:
+            raise ConfigError(
+                f"InPairs() of {place.size} ranks in {precision}", "odd", "launch two"
+            )
+
+
+def test_a_strategy_of_another_package_says_so_too() -> None:
+    assert in_a_cell(InPairs(), 3, mixed_precision="bf16").what == "InPairs() of 3 ranks in bf16"
+
+
 # ── asked for by settings ─────────────────────────────────────────────────────────────────────
 
 AXES = ("--use_parallelism_config", "--parallelism_config_dp_shard_size=2")
@@ -204,6 +222,49 @@ IN_WORDS = {
         "parallelism_config:\n  parallelism_config_cp_size: 2\n  parallelism_config_sp_size: 2\n",
         ("--parallelism_config_cp_size 2, but --para", "leave one of them at 1"),
         ("line 2: parallelism_config_cp_size=2, but line 3", "leave one of them at 1"),
+    ),
+    "8 bits under DeepSpeed": (
+        ("--use_deepspeed", "--mixed_precision=fp8"),
+        "distributed_type: DEEPSPEED\nmixed_precision: fp8\n",
+        ("--use_deepspeed, but --mixed_precision fp8", "--mixed_precision bf16, or --use_fsdp"),
+        ("line 1: strategy='deepspeed', but line 2", "bf16, or strategy: fsdp"),
+    ),
+    "8 bits in stages": (
+        ("--use_megatron_lm", "--megatron_lm_pp_degree=2", "--mixed_precision=fp8"),
+        "distributed_type: MEGATRON_LM\nmegatron_lm_config:\n  megatron_lm_pp_degree: 2\n"
+        "mixed_precision: fp8\n",
+        ("--megatron_lm_pp_degree 2, but --mixed", "leave --megatron_lm_pp_degree out"),
+        ("line 3: megatron_lm_pp_degree=2, but line 4", "leave megatron_lm_pp_degree out"),
+    ),
+    "stages along an axis": (
+        ("--parallelism_config_pp_size=2", "--mixed_precision=fp8"),
+        "parallelism_config_pp_size: 2\nmixed_precision: fp8\n",
+        ("--parallelism_config_pp_size 2, but --mixed", "leave --parallelism_config_pp_size out"),
+        ("line 1: parallelism_config_pp_size=2, but line 2", "leave parallelism_config_pp_size"),
+    ),
+    "layers divided under DeepSpeed": (
+        ("--use_deepspeed", "--parallelism_config_tp_size=2"),
+        "distributed_type: DEEPSPEED\nparallelism_config:\n  parallelism_config_tp_size: 2\n",
+        ("--use_deepspeed, but --parallelism_config_tp_size 2", "or write --use_fsdp"),
+        ("line 1: strategy='deepspeed', but line 3", "or write strategy: fsdp"),
+    ),
+    "two layouts": (
+        ("--use_megatron_lm", "--parallelism_config_tp_size=2"),
+        "distributed_type: MEGATRON_LM\nparallelism_config:\n  parallelism_config_tp_size: 2\n",
+        ("but --use_megatron_lm", "leave --use_megatron_lm out, or"),
+        ("strategy='megatron_lm'", "leave strategy out, or"),
+    ),
+    "no folder": (
+        ("--use_deepspeed", "--offload_optimizer_device=nvme"),
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  offload_optimizer_device: nvme\n",
+        ("--offload_optimizer_device nvme, but", "write --offload_optimizer_nvme_path /local/d"),
+        ("offload_optimizer_device='nvme'", "write offload_optimizer_nvme_path: /local/disk"),
+    ),
+    "Megatron's own": (
+        ("--use_megatron_lm", "--megatron_lm_no_save_optim=true"),
+        "distributed_type: MEGATRON_LM\nmegatron_lm_config:\n  megatron_lm_no_save_optim: true\n",
+        ("(from option --megatron_lm_no_save_optim)", "accelerator.save_model in place"),
+        ("config.yaml, line 3)", "accelerator.save_model in place"),
     ),
 }  # fmt: skip
 
