@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from notebook_accel.config.fields import choose
+from notebook_accel.config.fields import check_kinds, choose
 from notebook_accel.config.kinds import RNGType
 from notebook_accel.errors import ConfigError
 
@@ -46,6 +46,7 @@ class DataLoaderConfiguration:
                 "the shuffled order of each epoch is computed from it",
                 "write data_seed=42, or leave it out",
             )
+        check_kinds(self)
 
 
 def checked_rng_types(rng_types: Iterable[Any] | None) -> list[RNGType]:

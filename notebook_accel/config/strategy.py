@@ -102,7 +102,7 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
     if isinstance(strategy, str):
         check(SETTINGS["strategy"], strategy)
     name, plugin = _given(ways.plugins)
-    if axes is None and strategy is None and asked.use_parallelism_config:
+    if (axes or strategy or ways.launched) is None and asked.use_parallelism_config:
         axes = _made(ParallelismConfig, asked)
     if strategy is not None and (plugin is not None or axes is not None):
         raise _two(f"strategy={strategy!r}", "parallelism_config" if plugin is None else name)

@@ -26,6 +26,7 @@ from notebook_accel.config.handlers import (
     KwargsHandler,
     ProfileKwargs,
 )
+from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.config.megatron import Megatron, MegatronLMPlugin, TorchTensorParallelPlugin
 from notebook_accel.config.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from notebook_accel.config.sequence import (
@@ -52,7 +53,14 @@ KINDS: tuple[type[Any], ...] = (
     *(TorchTensorParallelPlugin, TorchContextParallelConfig, TorchTensorParallelConfig),
     *(DeepSpeedSequenceParallelConfig, DistributedDataParallelKwargs, AutocastKwargs),
     *(GradScalerKwargs, InitProcessGroupKwargs, ProfileKwargs, GradientAccumulationPlugin),
-    *(AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs, FP8RecipeKwargs, TorchDynamoPlugin),
+    *(
+        DataLoaderConfiguration,
+        AORecipeKwargs,
+        TERecipeKwargs,
+        MSAMPRecipeKwargs,
+        FP8RecipeKwargs,
+        TorchDynamoPlugin,
+    ),
 )
 
 
@@ -93,6 +101,7 @@ TAKEN: dict[tuple[str, str], tuple[set[str], str]] = {
     ("DeepSpeedPlugin", "transformer_moe_cls_names"): (TEXT, "changes nothing"),
     ("DeepSpeedPlugin", "msamp_opt_level"): (TEXT, "changes nothing without enable_msamp"),
     ("MegatronLMPlugin", "tensorboard_dir"): (TEXT, "changes nothing"),
+    ("DataLoaderConfiguration", "data_seed"): ({"-1"}, "a number that torch takes"),
     ("TERecipeKwargs", "override_linear_precision"): (ANYTHING, "refused with the recipe"),
     ("FP8RecipeKwargs", "override_linear_precision"): (ANYTHING, "refused with the recipe"),
 }  # fmt: skip

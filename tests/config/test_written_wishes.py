@@ -107,6 +107,14 @@ def test_what_is_no_strategy_is_refused_not_passed_over(strategy: Any) -> None:
         assert "strategy=FSDP(" in error.value.fix
 
 
+def test_a_wish_of_the_launch_beats_axes_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = RunConfig(num_processes=2, parallelism_config_dp_replicate_size=2)
+    wish = FSDP(cpu_offload=True)
+    assert chosen_strategy(Ways(launched=wish), Handlers(), asked, 2).wish == wish
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2")
+    assert chosen_strategy(Ways(), Handlers(), asked, 2).wish == DDP()
+
+
 def test_a_plugin_twice_is_refused() -> None:
     plugin = FullyShardedDataParallelPlugin()
     with pytest.raises(ConfigError, match="are both given"):
