@@ -11,7 +11,7 @@ import pytest
 from notebook_accel.events.controls import Controls
 from notebook_accel.events.history import History
 from notebook_accel.events.model import Metrics, Progress
-from notebook_accel.ui import canvas
+from notebook_accel.ui import canvas, words
 from notebook_accel.ui.panel import Panel
 
 
@@ -106,6 +106,33 @@ def test_a_setting_that_never_changed_is_a_number_and_no_curve():
     state, _ = canvas.snapshot(panel)
     assert [one["name"] for one in state["series"]] == ["loss"]
     assert ("lr", "0.001", "") in state["meters"]
+
+
+def test_the_page_writes_a_value_as_the_words_do():
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node here")
+    values = [
+        0.0,
+        0.46,
+        0.0099,
+        2.71828,
+        -12.5,
+        999.4,
+        1234.5,
+        3e-5,
+        0.00012345,
+        0.01998,
+        1e-9,
+        7e7,
+    ]
+    script = (canvas._FRONT / "chart.js").read_text() + (
+        f"console.log(JSON.stringify({values}.flatMap((v) => [said(v, false), said(v, true)])))"
+    )
+    done = subprocess.run([node, "-e", script], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    wanted = [words.said(name, value) for value in values for name in ("loss", "lr")]
+    assert json.loads(done.stdout) == wanted
 
 
 def test_the_page_s_half_is_one_module_without_errors():

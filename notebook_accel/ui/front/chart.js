@@ -40,6 +40,16 @@ function short(value) {
   return String(Number(value.toPrecision(size >= 100 ? 3 : 4)));
 }
 
+// A value of a curve, as `words.said` writes it: a setting as a person would type it.
+function said(value, isSetting) {
+  const size = Math.abs(value);
+  if (!Number.isFinite(value) || size === 0) return short(value);
+  if (!isSetting && size >= 0.01 && size < 1000) return value.toFixed(3);
+  const [digits, power] = value.toExponential(2).split("e").map(Number);
+  if (power >= -4 && power < 3) return String(Number(value.toPrecision(3)));
+  return `${digits}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
+}
+
 function clock(seconds) {
   if (seconds < 60) return `${Number(seconds.toFixed(1))} s`;
   const whole = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
@@ -70,16 +80,6 @@ function decades(low, high) {
   return found.length > 1
     ? found.filter((_, i) => i % every === 0).map((value) => [value, short(value)])
     : ticks(low, high, 4);
-}
-
-function isDark(node) {
-  for (let one = node.parentElement; one; one = one.parentElement) {
-    const parts = getComputedStyle(one).backgroundColor.match(/[\d.]+/g)?.map(Number);
-    if (parts && (parts.length < 4 || parts[3] > 0.5)) {
-      return 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] < 128;
-    }
-  }
-  return matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
 // ── curves ─────────────────────────────────────────────────────────────────────────────────────
@@ -334,7 +334,7 @@ class Chart {
       while (last > 0 && !Number.isFinite(one.shown[last])) last -= 1;
       const y = Number.isFinite(one.shown[last]) ? this.y(one.shown[last]) : EDGE.top;
       const value = looked === null ? one.last : one.means[this.nearest(one, looked)];
-      return { one, i, y, broken: !Number.isFinite(value ?? NaN), text: looked === null ? one.said : short(value) };
+      return { one, i, y, broken: !Number.isFinite(value ?? NaN), text: looked === null ? one.said : said(value ?? NaN, one.fromZero) };
     }).sort((a, b) => a.y - b.y);
     let floor = EDGE.top + 4;
     const room = HEIGHT - EDGE.bottom - 13;
@@ -375,8 +375,8 @@ class Chart {
         pen.arc(this.x(one.xs[at]), this.y(one.shown[at]), 3.5, 0, 7);
         pen.fill();
       }
-      const range = one.exact || one.lows[at] === one.highs[at] ? "" : `, ${short(one.lows[at])} to ${short(one.highs[at])} around it`;
-      words.push(`${one.name} ${short(one.means[at])}${range}`);
+      const range = one.exact || one.lows[at] === one.highs[at] ? "" : `, ${said(one.lows[at], one.fromZero)} to ${said(one.highs[at], one.fromZero)} around it`;
+      words.push(`${one.name} ${said(one.means[at], one.fromZero)}${range}`);
     });
     if (this.tip.hidden) return;
     say(this.tip, words.join("\n"));

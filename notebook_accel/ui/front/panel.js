@@ -5,6 +5,16 @@
 const MAX_CHARTS = 6;
 const WISHES = "notebook_accel.panel";
 
+function isDark(node) {
+  for (let one = node.parentElement; one; one = one.parentElement) {
+    const parts = getComputedStyle(one).backgroundColor.match(/[\d.]+/g)?.map(Number);
+    if (parts && (parts.length < 4 || parts[3] > 0.5)) {
+      return 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] < 128;
+    }
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
 class Panel {
   constructor(model, el) {
     this.model = model;
