@@ -5,9 +5,10 @@ Source: torch.distributed.pipelining.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,7 +95,8 @@ def cut(
     """Trace ``model`` with one micro-batch and cut what was traced at the modules ``begins``.
 
     Gives torch's ``Pipe``, and the structure of the model's output, of which the last stage gives
-    the flat tensors. The model is as it was, and shares its parameters with the stages.
+    the flat tensors. The model is as it was, and shares its parameters with the stages. What a
+    language model would keep for its next tokens (``config.use_cache``) is no part of the output.
 
     Errors: ConfigError for arguments that are no tensors, for a model that cannot be traced, and
     for one whose stages are never begun.
@@ -117,7 +119,7 @@ def cut(
     before = [{key: vars(one)[key] for key in _MARKS if key in vars(one)} for one in marked]
     handle = model.register_forward_hook(note)
     try:
-        with torch.enable_grad(), warnings.catch_warnings():
+        with torch.enable_grad(), warnings.catch_warnings(), _no_caches(model):
             warnings.simplefilter("ignore", FutureWarning)  # about torch's own use of older names
             pipe = pipeline(
                 model,
@@ -145,6 +147,20 @@ def cut(
             "pass split= with modules that forward() calls once",
         )
     return pipe, found[-1]
+
+
+@contextlib.contextmanager
+def _no_caches(model: nn.Module) -> Iterator[None]:
+    """Let a language model give what it computes without its cache, which is no tensor."""
+    configs: dict[int, Any] = {id(one): getattr(one, "config", None) for one in model.modules()}
+    caching = [one for one in configs.values() if getattr(one, "use_cache", None) is True]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
 
 
 def shaped(outputs: Any, structure: Any) -> Any:

@@ -94,7 +94,7 @@ def learns_words(strategy: Strategy | None) -> list[float]:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, use_cache=False))
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
     ids_BT = torch.randint(0, 64, (8, 16))
     losses = []

@@ -6,6 +6,7 @@ import copy
 import pickle
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +70,34 @@ def test_a_model_is_as_it_was_after_it_was_cut() -> None:
     assert users["enter.weight"] == users["blocks.0.up.bias"] == [0]
     assert users["blocks.1.up.bias"] == users["leave.weight"] == [1]
     assert pipe.get_stage_module(1).leave.weight is model.leave.weight
+
+
+class Cache:
+    """What a model keeps for its next tokens: no tensor, and not traceable."""
+
+
+class Caching(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+        self.blocks[0].config = self.config
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        return {
+            "logits": super().forward(x),
+            **({"past": Cache()} if self.config.use_cache else {}),
+        }
+
+
+def test_what_a_model_would_keep_for_its_next_tokens_is_no_part_of_its_stages() -> None:
+    model = Caching()
+    _, structure = stages.cut(model, ["blocks.1"], (X,), {})
+    assert set(stages.shaped([X], structure)) == {"logits"}
+    assert model.config.use_cache is True and set(model(X)) == {"logits", "past"}
+    model.config.use_cache = "always"  # whatever else a model means by that word is its own
+    with pytest.raises(ConfigError, match="cannot be traced"):
+        stages.cut(model, ["blocks.1"], (X,), {})
+    assert model.config.use_cache == "always"
 
 
 class Again(Net):
