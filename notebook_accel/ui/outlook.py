@@ -11,7 +11,7 @@ from notebook_accel.config.sizes import Sizes
 from notebook_accel.config.wishes import Strategy, TensorParallel
 from notebook_accel.config.words import counted
 from notebook_accel.config.words import size as size_words
-from notebook_accel.errors import ConfigError
+from notebook_accel.errors import ConfigError, Explained, MissingPackage
 from notebook_accel.launch import doctor
 from notebook_accel.launch.devices import Device
 from notebook_accel.launch.machine import Machine
@@ -186,7 +186,7 @@ def _precision_findings(choice: Choice, machine: Machine, asked: Collection[str]
 
 def _strategy_findings(choice: Choice, machine: Machine, sizes: Sizes | None) -> list[Finding]:
     word = menu.word_of(choice.strategy)
-    found = []
+    found = _misfits(choice, machine)
     if word != menu.AUTO and choice.num_processes == 1:
         found.append(Finding("note", f"{word} has nothing to share out on 1 rank"))
     if word == "deepspeed" and "deepspeed" not in machine.packages:
@@ -211,6 +211,18 @@ def _strategy_findings(choice: Choice, machine: Machine, sizes: Sizes | None) ->
         text = "ranks that work together talk in each layer: slow without fast links between them"
         found.append(Finding("note", text))
     return found
+
+
+def _misfits(choice: Choice, machine: Machine) -> list[Finding]:
+    """Tell what a launch would refuse of the strategy, in its words; packages are told apart."""
+    wish = menu.wish_of(choice.strategy, choice.num_processes)
+    try:
+        wish.check_fit(planned(choice, machine).placements[0], choice.mixed_precision)
+    except MissingPackage:
+        return []
+    except Explained as error:
+        return [Finding("error", f"{error.what}: {error.why}", error.fix)]
+    return []
 
 
 def _offloads(wish: Strategy) -> bool:

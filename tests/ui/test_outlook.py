@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from notebook_accel import notebook_launcher
 from notebook_accel.config.deepspeed import DeepSpeed
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.wishes import FSDP, Pipeline, TensorParallel
@@ -148,6 +149,21 @@ def test_what_a_strategy_needs_beside_memory_is_said() -> None:
         '(pip install "notebook-accel[deepspeed]")'
     ]
     assert findings(WITH_DEEPSPEED, strategy="deepspeed") == []
+
+
+def test_what_a_launch_would_refuse_of_a_strategy_is_told_in_its_words() -> None:
+    picker = LaunchPicker(device="cpu", num_processes=2, strategy=FSDP(replicas=3), name="misfit")
+    (said,) = (one for one in picker.findings if one.startswith("error: "))
+    with pytest.raises(ConfigError) as refused:
+        notebook_launcher(print, config=picker)
+    error = refused.value
+    assert said == f"error: {error.what}: {error.why} ({error.fix})"
+    cpu = dataclasses.replace(hardware.PLAIN_CPU, packages=frozenset({"torchao"}))
+    asked: dict[str, Any] = {"num_processes": 2, "strategy": "pipeline"}
+    assert any(
+        "error: Pipeline() with" in one for one in findings(cpu, mixed_precision="fp8", **asked)
+    )
+    assert not any("error" in one for one in findings(cpu, mixed_precision="bf16", **asked))
 
 
 def test_on_the_cpu_nothing_is_offloaded_and_all_of_it_counts() -> None:
