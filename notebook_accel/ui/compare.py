@@ -13,7 +13,7 @@ from notebook_accel.config.words import counted
 from notebook_accel.errors import NoSuchSeries
 from notebook_accel.events.records import Record
 from notebook_accel.ui import ink, words
-from notebook_accel.ui.curves import Curve, Curves
+from notebook_accel.ui.curves import Curve, Curves, Extent
 from notebook_accel.ui.place import place
 
 WIDTH_PX, HEIGHT_PX = 720, 320
@@ -61,7 +61,7 @@ class Comparison:
         lines = [
             (self._label(run), Curves(run.history)[self.series]) for run in self._with[:MAX_LINES]
         ]
-        return _draw(self.title, lines, scale)
+        return _draw(self.title, self.series, lines, scale)
 
     @property
     def title(self) -> str:
@@ -108,9 +108,11 @@ def _given(asked: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in asked.items()]
 
 
-def _draw(title: str, lines: Sequence[tuple[str, Curve]], scale: float) -> bytes:
+def _draw(title: str, metric: str, lines: Sequence[tuple[str, Curve]], scale: float) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    from notebook_accel.ui.plot import set_heights
 
     figure = Figure(figsize=(WIDTH_PX / 100, HEIGHT_PX / 100), facecolor="white", dpi=100 * scale)
     canvas: Any = FigureCanvasAgg(figure)
@@ -122,7 +124,10 @@ def _draw(title: str, lines: Sequence[tuple[str, Curve]], scale: float) -> bytes
             curve.steps, curve.lows, curve.highs, color=color, alpha=0.15, linewidth=0
         )
         axes.plot(curve.steps, curve.means, color=color, linestyle=style, linewidth=1.7)
-    _style(axes, lines)
+    axes.set_xlim(0, max(1.0, *(float(curve.steps[-1]) for _, curve in lines)))
+    set_heights(axes, Extent.of([curve for _, curve in lines], metric))
+    ink.quiet(axes)
+    ink.name_steps(axes)
     _write_labels(axes, lines)
     buffer = io.BytesIO()
     canvas.print_png(buffer, pil_kwargs={"compress_level": 6})
@@ -132,16 +137,6 @@ def _draw(title: str, lines: Sequence[tuple[str, Curve]], scale: float) -> bytes
 def _pen(number: int) -> tuple[str, str]:
     """Each color comes with each style before a pair is used again."""
     return ink.COLORS[number % 4], ink.STYLES[(number + number // 4) % 4]
-
-
-def _style(axes: Any, lines: Sequence[tuple[str, Curve]]) -> None:
-    values = np.concatenate([curve.means for _, curve in lines])
-    values = values[np.isfinite(values)]
-    if len(values) and values.min() > 0 and values.max() > 1e4 * values.min():
-        axes.set_yscale("log")
-    axes.set_xlim(0, max(1.0, *(float(curve.steps[-1]) for _, curve in lines)))
-    ink.quiet(axes)
-    ink.name_steps(axes)
 
 
 def _write_labels(axes: Any, lines: Sequence[tuple[str, Curve]]) -> None:

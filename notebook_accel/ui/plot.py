@@ -103,7 +103,7 @@ def _draw_panel(axes: Any, curves: list[Curve], last_step: int, metric: str) -> 
     for item, pen in zip(shown, _PENS, strict=False):
         _draw_line(axes, item, *pen)
     axes.set_xlim(0, max(1, last_step))
-    _set_heights(axes, Extent.of(shown, metric))
+    set_heights(axes, Extent.of(shown, metric))
     _label_ends(axes, shown, len(curves) - len(shown))
 
 
@@ -130,7 +130,8 @@ def _draw_line(axes: Any, item: Curve, color: str, style: str, marker: str) -> N
         )
 
 
-def _set_heights(axes: Any, extent: Extent | None) -> None:
+def set_heights(axes: Any, extent: Extent | None) -> None:
+    """Let axes of matplotlib show ``extent``; without one they say no heights."""
     axes.yaxis.set_visible(extent is not None)
     scale = "log" if extent is not None and extent.is_log else "linear"
     if axes.get_yscale() != scale:
