@@ -232,6 +232,37 @@ def test_layers_that_several_stages_call_are_trained_as_one() -> None:
         assert found == pytest.approx(expected, abs=1e-5)
 
 
+def writes_like_gpt2(strategy: Strategy) -> list[float]:
+    """Transformers' GPT-2, whose head is its words."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    accelerator = Accelerator(cpu=True, strategy=strategy)
+    torch.manual_seed(0)
+    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 32, "vocab_size": 64}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **still))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    ids_BT = torch.randint(0, 64, (8, 16))
+    found = []
+    for _ in range(3):
+        loss = accelerator.forward_backward(
+            model, (ids_BT, ids_BT.roll(-1, 1)), lambda out, ids: next_word(out["logits"], ids)
+        )
+        found += [loss.item(), accelerator.clip_grad_norm_(model.parameters(), 1.0).item()]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_gpt2_of_transformers_trains_in_stages_as_it_comes() -> None:
+    pytest.importorskip("transformers", reason="the model is one of Transformers'")
+    expected = notebook_launcher(writes_like_gpt2, (SingleDevice(),), 1, device="cpu")[0]
+    for found in notebook_launcher(writes_like_gpt2, (Pipeline(),), 2, device="cpu"):
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
 def divides_in_two_ways() -> None:
     plan = {**BLOCKS, "head": "colwise_rep"}
     Accelerator(cpu=True, strategy=Pipeline(inside=TensorParallel(plan=plan))).prepare(Words())
