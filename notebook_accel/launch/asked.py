@@ -72,7 +72,7 @@ def asked(config: Any, arguments: Mapping[str, Any], env: Mapping[str, str] | No
     Errors: ConfigError; NotHere for what this version has no engine for.
     """
     env = dict(env or {})
-    _refuse_class(config)
+    _refuse_unmade(config)
     wish = arguments.get("strategy") or getattr(config, "wish", None)
     refuse_class(wish)
     refuse_name(wish)
@@ -134,9 +134,10 @@ def _offering_a_way_around(default: Path | None) -> Iterator[None]:
         raise type(error)(error.what, error.why, fix) from None
 
 
-def _refuse_class(config: Any) -> None:
-    is_ours = isinstance(config, type) and issubclass(config, RunConfig)
-    if is_ours or (isinstance(config, type) and hasattr(config, "run_config")):
+def _refuse_unmade(config: Any) -> None:
+    if isinstance(config, type) and (
+        issubclass(config, RunConfig) or hasattr(config, "run_config")
+    ):
         raise ConfigError(
             f"config={config.__name__} is a class",
             "a launch is told by one that was made, and has values",

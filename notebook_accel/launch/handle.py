@@ -42,8 +42,9 @@ class Run:
     ``run.salvaged``; ``run.result`` is there also of a run that was stopped or failed.
     """
 
-    def __init__(self, go: Callable[[Run], RunResult]) -> None:
+    def __init__(self, go: Callable[[Run], RunResult], number: int) -> None:
         self._go = go
+        self._number = number
         self._attempt: Attempt | None = None
         self._asked: list[Callable[[Attempt], None]] = []
         self._result: RunResult | None = None
@@ -51,8 +52,7 @@ class Run:
         self._attached = threading.Event()
         self._done = threading.Event()
         self._adopt_cell = _cell_adopter()
-        self._number = next_number()
-        _going.add(self._number)
+        _going.add(number)
         self._thread = threading.Thread(target=self._drive, name="notebook_accel run", daemon=True)
         self._thread.start()
 

@@ -151,7 +151,8 @@ def notebook_launcher(
     if join:
         lead.check(meeting, trusted_network)
 
-    name = f"run {next_number()}" if next_number() > 1 else ""
+    number = next_number()
+    name = f"run {number}" if number > 1 else ""
 
     def order() -> Order:
         choice = start.choose(settings.start_method)
@@ -180,7 +181,7 @@ def notebook_launcher(
 
     if block:
         return failure.without_our_frames(go)
-    return Run(go)
+    return Run(go, number)
 
 
 def debug_launcher(

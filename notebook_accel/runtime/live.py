@@ -145,7 +145,7 @@ class LiveEvents:
                 value = value.item()
             try:
                 number = float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):  # 10**400 is too large for one
                 self._say_that_it_is_no_number(name, value)
                 continue
             self._rates.leave_to(name)
@@ -205,16 +205,15 @@ class LiveEvents:
         return [*([Metrics(self._rank, points)] if points else []), self._progress()]
 
     def _progress(self) -> Progress:
-        rank, step, one, start = self._rank, self._step, self._pass, self._from_step
-        if one is None:
-            waited_s = self._waited_s - self._from_waited_s
-            return Progress(rank, step, data_wait_s=waited_s, from_step=start)
-        loader = one.loader
-        self._waited_s = loader.passes.waited_s
+        where: tuple[int, int, int | None] = (0, 0, None)
+        samples, one = 0, self._pass
+        if one is not None:
+            loader, where = one.loader, (one.epoch, one.taken, one.num_batches)
+            self._waited_s = loader.passes.waited_s
+            if self._counts:
+                samples = loader.samples - self._from_samples.get(id(loader.source), 0)
         waited_s = self._waited_s - self._from_waited_s
-        samples = loader.samples - self._from_samples.get(id(loader.source), 0)
-        where = (one.epoch, one.taken, one.num_batches)
-        return Progress(rank, step, *where, samples if self._counts else 0, waited_s, start)
+        return Progress(self._rank, self._step, *where, samples, waited_s, self._from_step)
 
     def _send(self, points: list[tuple[str, int, float]]) -> None:
         for name, step, value in points:

@@ -130,7 +130,7 @@ def _described(panel: Panel, curve: Curve) -> dict[str, Any]:
         "said": words.latest(panel.history, curve.name),
         "last": curve.last if np.isfinite(curve.last) else None,
         "broken": _runs(curve),
-        "fromZero": is_rate(curve.name),
+        "isSetting": is_rate(curve.name),
     }
 
 

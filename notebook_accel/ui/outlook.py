@@ -141,12 +141,12 @@ def _kernel_findings(kernel: Collection[doctor.Finding], asked: Collection[str])
     if not _places_ranks(asked):
         return []
     severities: dict[str, Severity] = {doctor.BAD: "error", doctor.NOTE: "note"}
-    return [
-        Finding(severities[one.level], ": ".join(filter(None, [what, one.why])), one.fix)
-        for one in kernel
-        if one.level in severities
-        for what in ["" if one.topic == "device" else one.what]
-    ]
+    found = [one for one in kernel if one.level in severities]
+    return [Finding(severities[one.level], _kernel_words(one), one.fix) for one in found]
+
+
+def _kernel_words(one: doctor.Finding) -> str:
+    return ": ".join(filter(None, ["" if one.topic == "device" else one.what, one.why]))
 
 
 def _places_ranks(asked: Collection[str]) -> bool:

@@ -203,7 +203,7 @@ class Chart {
     const log = wishes.log && low > 0 && low < high, none = !(low <= high);
     if (none) [low, high] = [0, 1]; // no number so far: no heights to write beside it
     else if (log) [low, high] = [low / 1.15, high * 1.15];
-    else if (low >= 0 && (low < 0.4 * high || series[0].fromZero)) [low, high] = [0, high * 1.06];
+    else if (low >= 0 && (low < 0.4 * high || series[0].isSetting)) [low, high] = [0, high * 1.06];
     else {
       const margin = 0.08 * (high - low) || 0.1 * Math.abs(high) || 0.1;
       [low, high] = [low - margin, high + margin];
@@ -334,7 +334,7 @@ class Chart {
       while (last > 0 && !Number.isFinite(one.shown[last])) last -= 1;
       const y = Number.isFinite(one.shown[last]) ? this.y(one.shown[last]) : EDGE.top;
       const value = looked === null ? one.last : one.means[this.nearest(one, looked)];
-      return { one, i, y, broken: !Number.isFinite(value ?? NaN), text: looked === null ? one.said : said(value ?? NaN, one.fromZero) };
+      return { one, i, y, broken: !Number.isFinite(value ?? NaN), text: looked === null ? one.said : said(value ?? NaN, one.isSetting) };
     }).sort((a, b) => a.y - b.y);
     let floor = EDGE.top + 4;
     const room = HEIGHT - EDGE.bottom - 13;
@@ -375,8 +375,8 @@ class Chart {
         pen.arc(this.x(one.xs[at]), this.y(one.shown[at]), 3.5, 0, 7);
         pen.fill();
       }
-      const range = one.exact || one.lows[at] === one.highs[at] ? "" : `, ${said(one.lows[at], one.fromZero)} to ${said(one.highs[at], one.fromZero)} around it`;
-      words.push(`${one.name} ${said(one.means[at], one.fromZero)}${range}`);
+      const range = one.exact || one.lows[at] === one.highs[at] ? "" : `, ${said(one.lows[at], one.isSetting)} to ${said(one.highs[at], one.isSetting)} around it`;
+      words.push(`${one.name} ${said(one.means[at], one.isSetting)}${range}`);
     });
     if (this.tip.hidden) return;
     say(this.tip, words.join("\n"));
