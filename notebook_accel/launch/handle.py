@@ -42,7 +42,7 @@ class Run:
     ``run.salvaged``; ``run.result`` is there also of a run that was stopped or failed.
     """
 
-    def __init__(self, go: Callable[[Run], RunResult], number: int) -> None:
+    def __init__(self, go: Callable[[Run], RunResult], number: int = 1) -> None:
         self._go = go
         self._number = number
         self._attempt: Attempt | None = None
