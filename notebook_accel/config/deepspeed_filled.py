@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.contradictions import NO_EIGHT_BITS
-from notebook_accel.config.deepspeed_file import AUTO, HfDeepSpeedConfig
+from notebook_accel.config.deepspeed_file import AUTO
 from notebook_accel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,12 +120,11 @@ def _set(section: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _refuse_open(config: dict[str, Any]) -> None:
-    own = HfDeepSpeedConfig(config)
-    for key in _open(own.config):
+    if still_open := _open(config):
         raise ConfigError(
-            f'DeepSpeed\'s configuration has {key}="auto"',
+            f'DeepSpeed\'s configuration has {still_open[0]}="auto"',
             "nothing in the run says what it should be",
-            f"write a value for {key}, or take it out: DeepSpeed has a default",
+            f"write a value for {still_open[0]}, or take it out: DeepSpeed has a default",
         )
 
 

@@ -86,8 +86,8 @@ class TERecipeKwargs(KwargsHandler):
     def __post_init__(self) -> None:
         super().__post_init__()
         fill(self, _settings(one.name for one in fields(TERecipeKwargs)))
-        self.fp8_format = _word(self.fp8_format, "fp8_format", "fp8_format")
-        self.amax_compute_algo = _word(self.amax_compute_algo, "fp8_amax_compute_algo")
+        self.fp8_format = _word(self.fp8_format, "fp8_format")
+        self.amax_compute_algo = _word(self.amax_compute_algo, "amax_compute_algo")
 
 
 @dataclass
@@ -102,7 +102,7 @@ class MSAMPRecipeKwargs(KwargsHandler):
     def __post_init__(self) -> None:
         super().__post_init__()
         fill(self, _settings(["opt_level"]))
-        self.opt_level = _word(self.opt_level, "fp8_opt_level")
+        self.opt_level = _word(self.opt_level, "opt_level")
 
 
 @dataclass
@@ -127,10 +127,10 @@ class FP8RecipeKwargs(KwargsHandler):
         super().__post_init__()
         fill(self, _settings(one.name for one in fields(FP8RecipeKwargs)))
         if self.backend is not None:
-            self.backend = _word(self.backend, "fp8_backend").upper()  # as Accelerate's enum
-        self.fp8_format = _word(self.fp8_format, "fp8_format", "fp8_format")
-        self.amax_compute_algo = _word(self.amax_compute_algo, "fp8_amax_compute_algo")
-        self.opt_level = _word(self.opt_level, "fp8_opt_level")
+            self.backend = _word(self.backend, "backend").upper()  # as Accelerate's enum
+        self.fp8_format = _word(self.fp8_format, "fp8_format")
+        self.amax_compute_algo = _word(self.amax_compute_algo, "amax_compute_algo")
+        self.opt_level = _word(self.opt_level, "opt_level")
 
 
 _RECIPES: dict[type[KwargsHandler], str | None] = {
@@ -198,12 +198,14 @@ def refuse_without_library(asked: RunConfig) -> None:
 
 
 def _settings(names: Iterable[str]) -> dict[str, str]:
+    """Name the setting of each field: the format's own name says already of what it is one."""
     return {name: name if name.startswith("fp8_") else f"fp8_{name}" for name in names}
 
 
-def _word(value: Any, setting: str, field: str = "") -> str:
-    choices = SETTINGS[setting].choices
+def _word(value: Any, field: str) -> str:
+    """Read one of a field's words, given in whatever case or as an enum."""
+    choices = SETTINGS[_settings([field])[field]].choices
     word = str(getattr(value, "value", value))
     fitting = next((one for one in choices if one.lower() == word.lower()), word)
-    check_choice(field or setting.removeprefix("fp8_"), fitting, choices)
+    check_choice(field, fitting, choices)
     return fitting

@@ -73,16 +73,16 @@ class GradScalerKwargs(KwargsHandler):
         check_positive("GradScalerKwargs", "init_scale", self.init_scale, "what losses start with")
         check_count("GradScalerKwargs", "growth_interval", self.growth_interval)
         super().__post_init__()
-        if not self.growth_factor > 1 or not 0 < self.backoff_factor < 1:
-            grows = not self.growth_factor > 1
-            name = "growth_factor" if grows else "backoff_factor"
-            raise ConfigError(
-                f"GradScalerKwargs({name}={getattr(self, name)!r})",
-                "the scale is multiplied by it after steps that were finite"
-                if grows
-                else "the scale is multiplied by it after a step that was not finite",
-                f"write {name}={2.0 if grows else 0.5}, or leave it out",
-            )
+        for name, is_right, when, example in (
+            ("growth_factor", self.growth_factor > 1, "steps that were finite", 2.0),
+            ("backoff_factor", 0 < self.backoff_factor < 1, "a step that was not finite", 0.5),
+        ):
+            if not is_right:
+                raise ConfigError(
+                    f"GradScalerKwargs({name}={getattr(self, name)!r})",
+                    f"the scale is multiplied by it after {when}",
+                    f"write {name}={example}, or leave it out",
+                )
 
 
 @dataclass
