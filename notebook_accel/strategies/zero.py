@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from notebook_accel.config.deepspeed import DeepSpeed
+from notebook_accel.config.deepspeed_filled import filled
 from notebook_accel.config.kinds import DistributedType
 from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError, RuntimeMisuse
@@ -32,7 +33,6 @@ from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.dummies import DummyScheduler
 from notebook_accel.strategies.homecoming import HOME
 from notebook_accel.strategies.precision import Precision, plain_forward
-from notebook_accel.strategies.zero_config import filled
 from notebook_accel.strategies.zero_parts import Held
 from notebook_accel.strategies.zero_scale import LossScale, scaling_of
 from notebook_accel.strategies.zero_start import (
@@ -41,6 +41,7 @@ from notebook_accel.strategies.zero_start import (
     initialized,
     made_scheduler,
     paired,
+    width_of,
 )
 
 _WHAT = {
@@ -87,7 +88,7 @@ class ZeroEngine(Engine):
                 "one Accelerator trains all its models under DeepSpeed, or none",
                 "write a zero_stage of 1, 2 or 3 into each of its plugins",
             )
-        filled(wish, self.precision.name, self._scaling)
+        wish.check_fit(self.world.placement, self.precision.name)
         self.wish = wish
 
     # ── wrapping ──────────────────────────────────────────────────────────────────────────────
@@ -120,7 +121,7 @@ class ZeroEngine(Engine):
                 "each has a loss scale of its own, and a loss of both can only have one",
                 'use mixed_precision="bf16"',
             )
-        config = filled(self.wish, self.precision.name, self._scaling, inner)
+        config = filled(self.wish, self.precision.name, self._scaling, width_of(inner))
         given = [] if optimizer is None else optimizer.param_groups
         groups = tuple(tuple(group["params"]) for group in given)
         for probe in [one for group in groups for one in group if one.requires_grad][-1:]:

@@ -157,6 +157,17 @@ def initialized(
     return engine, None if optimizer is None else engine.basic_optimizer
 
 
+def width_of(model: nn.Module) -> int | None:
+    """Give the width of a model that says it, as transformers' do."""
+    config = getattr(model, "config", None)
+    for owner in (config, getattr(config, "text_config", None)):
+        sizes = getattr(owner, "hidden_sizes", None)
+        width = max(sizes) if sizes else getattr(owner, "hidden_size", None)
+        if isinstance(width, int):
+            return width
+    return None
+
+
 def _first_lines(reason: Exception) -> str:
     return " ".join(str(reason).split())[:300]
 

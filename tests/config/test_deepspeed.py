@@ -14,10 +14,11 @@ from torch import nn
 from notebook_accel import DDP, DeepSpeed, DeepSpeedPlugin, RunConfig
 from notebook_accel.config.deepspeed import DeepSpeedPlugins
 from notebook_accel.config.deepspeed_file import HfDeepSpeedConfig
+from notebook_accel.config.deepspeed_filled import filled
 from notebook_accel.config.handlers import Handlers
 from notebook_accel.config.strategy import Ways, chosen_strategy, settled
 from notebook_accel.errors import ConfigError
-from notebook_accel.strategies.zero_config import filled
+from notebook_accel.strategies.zero_start import width_of
 
 OWN: dict[str, Any] = {
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
@@ -221,7 +222,7 @@ def test_what_is_open_or_left_out_is_filled_in_from_the_run() -> None:
     }
     model = nn.Linear(1, 1)
     model.config = SimpleNamespace(hidden_size=64)  # type: ignore[assignment]
-    found = filled(DeepSpeed(config=own), "bf16", {}, model)
+    found = filled(DeepSpeed(config=own), "bf16", {}, width_of(model))
     assert found["zero_optimization"] == {
         "stage": 3,
         "reduce_bucket_size": 4096,
@@ -233,8 +234,8 @@ def test_what_is_open_or_left_out_is_filled_in_from_the_run() -> None:
     assert found["gradient_clipping"] == 0.0  # not DeepSpeed's own 1.0
     assert "train_batch_size" not in found
     assert own["gradient_clipping"] == "auto"  # the person's own is as it was
-    narrow = filled(DeepSpeed(config=own), "no", {}, nn.Linear(1, 1))["zero_optimization"]
-    assert narrow == {"stage": 3}
+    assert width_of(nn.Linear(1, 1)) is None
+    assert filled(DeepSpeed(config=own), "no", {})["zero_optimization"] == {"stage": 3}
 
 
 def test_the_loss_scale_of_fp16_starts_and_moves_as_the_scaler_was_asked_to() -> None:

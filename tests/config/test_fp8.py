@@ -9,6 +9,7 @@ from torch import nn
 
 from notebook_accel import Accelerator, DeepSpeed, notebook_launcher
 from notebook_accel.config import fp8
+from notebook_accel.config.deepspeed_filled import filled
 from notebook_accel.config.fp8 import (
     AORecipeKwargs,
     FP8RecipeKwargs,
@@ -22,7 +23,6 @@ from notebook_accel.config.handlers import Handlers
 from notebook_accel.config.installed import is_installed
 from notebook_accel.config.resolve import RunConfig, resolve
 from notebook_accel.errors import ConfigError, MissingPackage, NotHere
-from notebook_accel.strategies.zero_config import filled
 from notebook_accel.utils import (
     apply_fp8_autowrap,
     contextual_fp8_autocast,
@@ -128,7 +128,7 @@ def test_a_library_that_is_installed_and_not_used_is_refused_too(
 
 def test_deepspeed_has_no_8_bits_and_says_so() -> None:
     with pytest.raises(ConfigError) as error:
-        filled(DeepSpeed(), "fp8", {}, nn.Linear(2, 2))
+        filled(DeepSpeed(), "fp8", {})
     assert error.value.what == "strategy=DeepSpeed(...) with mixed_precision='fp8'"
     assert "has none of 8 bits" in error.value.why
     assert "bf16" in error.value.fix and "strategy=FSDP()" in error.value.fix
