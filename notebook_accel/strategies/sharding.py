@@ -22,6 +22,7 @@ from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.collectives import all_objects, bytes_of
 from notebook_accel.ranks.shards import is_sharded, part_like, whole
 from notebook_accel.ranks.world import World
+from notebook_accel.strategies.again import again
 from notebook_accel.strategies.ddp import share_state
 
 # The parameters a model had before -> those it has now. The old ones are kept, empty, so that
@@ -124,12 +125,21 @@ def recompute(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         CheckpointWrapper,
         apply_activation_checkpointing,
+        checkpoint_wrapper,
     )
 
+    def wrapped(block: nn.Module) -> nn.Module:
+        made: nn.Module = checkpoint_wrapper(block, checkpoint_fn=_again)
+        return made
+
     chosen = set(map(id, blocks or model.children()))
-    apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)
+    apply_activation_checkpointing(model, wrapped, check_fn=lambda module: id(module) in chosen)
     wrappers = [one for one in model.modules() if isinstance(one, CheckpointWrapper)]
     return [*reversed(wrappers)] if blocks else []
+
+
+def _again(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return again(block, block, *args, **kwargs)
 
 
 def follow(optimizer: Optimizer, moved: Moved) -> None:

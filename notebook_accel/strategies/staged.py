@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from notebook_accel.config.wishes import Pipeline
 from notebook_accel.events import tasks
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.collectives import half_to_full, map_tensors, tensors_of
 from notebook_accel.strategies import stages
+from notebook_accel.strategies.again import again
 from notebook_accel.strategies.batchnorm import refuse_to_meet
 from notebook_accel.strategies.holdings import Holdings
 from notebook_accel.strategies.inside import Divided, running
@@ -158,7 +158,7 @@ class Staged:
     def _stage(self, stage: Any) -> Any:
         forward = stage.submod.forward
         if self._wish.data is not None and self._wish.data.activation_checkpointing:
-            forward = partial(checkpoint, forward, use_reentrant=False)
+            forward = partial(again, forward, stage.submod)
         stage.submod.forward = MixedForward(forward, self._precision)
         stage.submod.forward.upcasts = False  # it goes on to the next stage
         if self.compiler is not None:
