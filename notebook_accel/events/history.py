@@ -52,7 +52,7 @@ class Series:
 
     def add(self, rank: int, step: int, value: float) -> None:
         """Take one point; a rank that starts to count again goes on where it was."""
-        newest, old_value = self._newest.get(rank, (-1, 0.0))
+        newest, old_value = self._newest.get(rank, (-_FAR, 0.0))
         if step + self._offset.get(rank, 0) < newest:
             self._offset[rank] = newest  # another loop in the same function follows the last one
         step += self._offset.get(rank, 0)

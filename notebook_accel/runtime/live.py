@@ -156,7 +156,8 @@ class LiveEvents:
             self._no_numbers.add(name)
             kind = type(value).__name__
             rails.note(
-                f"accelerator.log: {name!r} is no number ({kind}): trackers get it, curves do not"
+                f"accelerator.log: {name!r} is no number that a curve can hold ({kind}): "
+                "trackers get it, curves do not"
             )
 
     def finish(self) -> None:

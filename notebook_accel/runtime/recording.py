@@ -133,7 +133,7 @@ class Recording:
             return
         newest = self._clock.step or self._num_logs
         self._num_logs += 1
-        named = {str(name): value for name, value in values.items()}
+        named = {_written(name): value for name, value in values.items()}
         if self._live is not None:
             self._live.log(named, newest if step is None else step)
         if not self.trackers:
@@ -182,6 +182,11 @@ class Recording:
                 'call accelerator.init_trackers("project", config) before the loop',
                 *rails.line_of(sys._getframe(2)),
             )
+
+
+def _written(name: Any) -> str:
+    """Give a name as files and pages can hold it: without halves of characters."""
+    return str(name).encode(errors="replace").decode()
 
 
 def _finish(trackers: Trackers) -> None:

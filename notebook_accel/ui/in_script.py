@@ -30,7 +30,7 @@ def pen(device: str, rank: int, num_ranks: int) -> Pen | None:
     if rank != 0 or not _is_seen() or place().surface == "off":
         return None
     name = Path(sys.argv[0]).name if sys.argv else ""
-    parts = [name if name not in ("", "-c") else "this script"]
+    parts = [name if name not in ("", "-", "-c") else "this script"]
     parts += [f"rank 0 of {num_ranks}"] if num_ranks > 1 else []
     return Pen(_script, lambda history, number: _ScriptRun(history, parts, device, number))
 

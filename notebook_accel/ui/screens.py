@@ -187,7 +187,8 @@ class SharedScreen(TextScreen):
 
     def refresh(self, panel: Panel) -> None:
         """Rewrite the line, where that would not overwrite what others have begun to write."""
-        if not self._is_within_line or len(panel.alarms.texts) > self._num_alarms:
+        is_taken = self._is_within_line or self._has_bar()
+        if not is_taken or len(panel.alarms.texts) > self._num_alarms:
             super().refresh(panel)
 
     def finish(self, panel: Panel) -> None:
@@ -195,6 +196,11 @@ class SharedScreen(TextScreen):
         super().finish(panel)
         for leave in self._leave:
             leave()
+
+    def _has_bar(self) -> bool:
+        """Whether tqdm has an open bar: one made before this screen is written past its ears."""
+        tqdm = sys.modules.get("tqdm.std") if self._rewrites else None
+        return tqdm is not None and len(tqdm.tqdm._instances) > 0
 
     def _watch(self, stream: Any) -> None:
         """Hear what is written to ``stream``, by whoever holds it: a logger, or tqdm."""
@@ -219,7 +225,7 @@ class SharedScreen(TextScreen):
         self._leave.append(leave)
 
     def _write(self, text: str) -> None:
-        if self._is_within_line:
+        if self._is_within_line or self._has_bar():
             text = f"\n{text}"
             self._is_within_line = False
         self._put(text)

@@ -141,6 +141,8 @@ def number(value: float) -> str:
     size = abs(value)
     if not size < float("inf") or size == 0:
         return f"{value:g}"
+    if size >= 1e15:  # whose digits nobody counts
+        return f"{value:.3g}"
     if size >= 1000:
         return f"{value:,.0f}"
     if size >= 100:

@@ -110,6 +110,12 @@ def test_a_value_told_twice_at_one_step_counts_once_with_its_last_word():
     assert both["loss"] == [3.0]
 
 
+def test_what_is_told_before_the_first_step_stays_there():
+    history = History()
+    history.handle(Metrics(0, [("accuracy", step, float(step)) for step in (-5, -1, 0, 5)]))
+    assert history.steps("accuracy") == [-5, -1, 0, 5] == history["accuracy"]
+
+
 def test_three_loops_in_one_function_follow_each_other():
     fold = [(1, 3.0), (2, 2.0)]
     history = history_of(points(0, *fold), points(0, *fold), points(0, *fold))

@@ -83,6 +83,24 @@ def test_names_that_are_no_strings_are_made_some_everywhere(tmp_path: Path) -> N
     assert [name for name in told if name not in ("time", "step")] == names
 
 
+def test_names_and_values_that_no_curve_can_hold_end_no_run(tmp_path: Path, capsys: Any) -> None:
+    launch = Launch()
+
+    def main() -> None:
+        accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+        accelerator.init_trackers("run")
+        accelerator.log({"half \ud800": 1.0, "huge": 10**400, "list": [1], "complex": 1j}, step=4)
+        accelerator.end_training()
+
+    launch.run(main)
+    assert launch.points("half ?") == [(4, 1.0)]
+    said = capsys.readouterr().out
+    for name, kind in (("huge", "int"), ("list", "list"), ("complex", "complex")):
+        assert f"{name!r} is no number that a curve can hold ({kind})" in said
+    (told,) = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert told["half ?"] == 1.0
+
+
 @pytest.mark.parametrize("step", ["5", 2.5, math.nan, 2**63, [1], None])
 def test_a_step_that_is_none_is_refused_where_it_is_given(step: Any) -> None:
     accelerator = Accelerator(cpu=True)
@@ -153,7 +171,8 @@ def test_logged_numbers_arrive_at_the_current_step_and_text_does_not(capsys: Any
     launch.run(main)
     said = [line for line in capsys.readouterr().out.splitlines() if "accelerator.log" in line]
     assert said == [
-        "note: accelerator.log: 'note' is no number (str): trackers get it, curves do not"
+        "note: accelerator.log: 'note' is no number that a curve can hold (str): "
+        "trackers get it, curves do not"
     ]
     assert launch.points("accuracy") == [(1, 0.5), (7, 0.75)]
     assert launch.points("note") == []

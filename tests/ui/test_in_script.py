@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from notebook_accel import Accelerator
 from notebook_accel.events.history import History
@@ -129,8 +130,8 @@ class Terminal(io.StringIO):
 class Loop:
     """A loop whose line is rewritten on the terminal that this process prints to."""
 
-    def __init__(self, monkeypatch):
-        self.terminal = Terminal()
+    def __init__(self, monkeypatch, terminal=None):
+        self.terminal = terminal or Terminal()
         monkeypatch.setattr(sys, "stdout", self.terminal)
         monkeypatch.setattr(sys, "stderr", self.terminal)
         monkeypatch.setattr(SharedScreen, "AFTER_OUTPUT_S", 0.0)
@@ -183,6 +184,21 @@ def test_an_open_bar_of_a_script_is_not_overwritten(monkeypatch):
     sys.stderr.write("\r 10%|█   |")
     loop.step(3, float("nan"))
     assert "|\ntrain.py: ▲ " in loop.text, "an alarm cannot wait"
+
+
+def test_a_bar_that_was_there_before_the_loop_is_not_overwritten(monkeypatch):
+    terminal = Terminal()
+    bar = tqdm(total=2, file=terminal)  # tqdm holds on to how it writes from here on
+    loop = Loop(monkeypatch, terminal)
+    loop.step(1)
+    bar.update()
+    loop.step(2)
+    assert "loss" not in loop.text
+    loop.step(3, float("nan"))
+    assert "\ntrain.py: ▲ " in loop.text, "an alarm cannot wait"
+    bar.close()
+    loop.step(4)
+    assert LINE.format(4, "0.250") in loop.text
 
 
 def test_who_listens_to_a_stream_in_their_turn_is_left_alone(monkeypatch):

@@ -46,6 +46,11 @@ def test_numbers_keep_their_meaning_at_every_size():
     said = [words.number(v) for v in (0, 0.000123, 0.0521, 2.30199, 412.3, 5123.9, math.nan)]
     assert said == ["0", "0.00012", "0.052", "2.302", "412", "5,124", "nan"]
     assert words.number(-math.inf) == "-inf"
+    assert [words.number(v) for v in (123456789012345, 1e15, -1e308)] == [
+        "123,456,789,012,345",
+        "1e+15",
+        "-1e+308",
+    ]
 
 
 def test_rates_have_decimals_only_where_they_tell_something():
