@@ -13,7 +13,8 @@ Explained
 ├── MissingPackage (ImportError)   an optional package that this call needs is not installed
 ├── NotHere (ImportError, NotImplementedError)  a part of Accelerate that comes later
 ├── NoSuchSeries (KeyError)        a history was asked for a name that nobody reported
-└── NoSuchRun (KeyError)           a run was asked for that is not on record
+├── NoSuchRun (KeyError)           a run was asked for that is not on record
+└── NoSuchRank (IndexError)        a run was asked for a rank that it does not have
 
 UserWarning
 ├── GuardRail                      something that nothing else would show is probably a mistake

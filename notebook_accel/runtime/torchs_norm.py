@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grad
 from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.events import rails
 from notebook_accel.events.lines import ours_between, persons_frame
+from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.strategies.base import Engine
 
 NUM_LOOKS = 4  # at scaled gradients; a part is refused always
@@ -28,14 +29,11 @@ _NAMES = ("clip_grad_norm_", "get_total_norm")
 
 
 class TorchsNorm:
-    """Looks at the gradients of one Accelerator's models when torch measures them.
+    """Looks at the gradients of one Accelerator's models when torch measures them."""
 
-    ``every`` is the wardrobe.
-    """
-
-    def __init__(self, engine: Engine, every: Any) -> None:
+    def __init__(self, engine: Engine, wardrobe: Wardrobe) -> None:
         self._engine = engine
-        self._every = every
+        self._wardrobe = wardrobe
         self._left = NUM_LOOKS if engine.scales else 0
         _watch_torch()
         _looking.add(self)
@@ -46,7 +44,7 @@ class TorchsNorm:
         Errors: RuntimeMisuse.
         """
         given = set(map(id, gradients))
-        mine = [p for m in self._every.models for p in m.parameters()]
+        mine = [one for model in self._wardrobe.models for one in model.parameters()]
         met = [one for one in mine if id(one.grad) in given]
         if given and not met:  # of a model that is not ours
             return
@@ -57,7 +55,7 @@ class TorchsNorm:
                 "ranks would clip by different norms",
                 _FIX,
             )
-        if self._left and met and not any(one.is_settled for one in self._every.optimizers):
+        if self._left and met and not any(one.is_settled for one in self._wardrobe.optimizers):
             self._left -= 1
             rails.warn(
                 "scaled-norm",

@@ -58,7 +58,7 @@ class FSDPEngine(PartsEngine):
 
     def _lay_out(self) -> DeviceMesh:
         """Give the mesh whose last dimension shards, and one before it holds copies."""
-        return data_axes(mesh_of(self.world, num_copies(self.wish, self.world)))
+        return data_axes(mesh_of(self.world, self.wish.num_copies(self.world.placement)))
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -247,11 +247,6 @@ class FSDPEngine(PartsEngine):
         """
         state: dict[str, Any] = wholes(self.unwrap(model).state_dict(), self._keeps)
         return state if self._keeps else {}
-
-
-def num_copies(wish: FSDP, world: World) -> int:
-    """How many copies of the sharded model ``wish`` asks for."""
-    return wish.num_copies(world.placement)
 
 
 def _kept_whole(model: nn.Module, wanted: Any) -> list[nn.Module]:

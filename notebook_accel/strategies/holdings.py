@@ -226,9 +226,10 @@ class Holdings:
         self._is_added_up = False
 
     def close_batch(self, syncs: bool, stays_apart: bool) -> None:
-        """Do with gradients what is due after a batch: at the end of a window, ``syncs``, all.
+        """Do with gradients what is due after a batch; ``syncs``: it is the last of its window.
 
-        Of copies that one ``stays_apart`` from, the stages still belong together.
+        A copy that ``stays_apart`` from the others steps alone, and yet with all its stages: what
+        several of them use is added up at once.
 
         Ranks: all ranks of a pipeline call it.
         """
@@ -251,10 +252,10 @@ class Holdings:
                 continue
             assert self._mesh is not None
             one.whole.grad = None
-            partial = DTensor.from_local(
+            part = DTensor.from_local(
                 grad, self._mesh, self._computing(one, Partial()), run_check=False
             )
-            mean = partial.redistribute(placements=self._at_rest(one))
+            mean = part.redistribute(placements=self._at_rest(one))
             one.rest.grad = mean if one.rest.grad is None else one.rest.grad + mean
 
     def _add_up_ties(self) -> None:

@@ -23,7 +23,7 @@ from notebook_accel.strategies import sequence_parts as parts
 from notebook_accel.strategies.base import Engine, Parts
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.ddp import DDPEngine
-from notebook_accel.strategies.fsdp import FSDPEngine, num_copies
+from notebook_accel.strategies.fsdp import FSDPEngine
 from notebook_accel.strategies.layout import sequence_mesh
 from notebook_accel.strategies.precision import Precision
 from notebook_accel.strategies.sequence_forward import (
@@ -189,4 +189,5 @@ def sequence_engine(wish: SequenceParallel, world: World, precision: Precision) 
 def _num_copies(wish: SequenceParallel, world: World) -> int:
     if isinstance(wish.data, (DDP, DeepSpeed)):
         return world.size // wish.size
-    return num_copies(wish.data if isinstance(wish.data, FSDP) else wish.data.data, world)
+    sharded = wish.data if isinstance(wish.data, FSDP) else wish.data.data
+    return sharded.num_copies(world.placement)

@@ -24,7 +24,7 @@ from notebook_accel.config.wishes import TensorParallel
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.base import Layout, Parts
-from notebook_accel.strategies.fsdp import FSDPEngine, num_copies
+from notebook_accel.strategies.fsdp import FSDPEngine
 from notebook_accel.strategies.layout import data_axes, mesh_of, num_readers, uneven_heads
 from notebook_accel.strategies.precision import Precision
 
@@ -68,7 +68,7 @@ class TensorEngine(FSDPEngine):
         return self._whole_mesh
 
     def _lay_out(self) -> DeviceMesh:
-        copies = num_copies(self._tensor.data, self.world)
+        copies = self._tensor.data.num_copies(self.world.placement)
         self._whole_mesh = mesh_of(self.world, copies, self._tensor.size)
         return data_axes(self._whole_mesh)
 
