@@ -19,6 +19,7 @@ from notebook_accel.config.fields import (
     read_words,
 )
 from notebook_accel.config.placement import Placement
+from notebook_accel.config.written import written
 from notebook_accel.errors import ConfigError
 
 # In what form DDP sends gradients, and what a PowerSGD hook may be wrapped in.
@@ -52,6 +53,13 @@ class Strategy:
     """
 
     name: ClassVar[str] = "strategy"
+
+    def __init_subclass__(cls) -> None:
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Strategy.__repr__  # type: ignore[method-assign]  # else dataclass's
+
+    def __repr__(self) -> str:
+        return written(self)
 
     def says(self) -> dict[str, Any]:
         """Give settings of the run that this wish decides: "mixed_precision", accumulation."""

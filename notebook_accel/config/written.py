@@ -1,24 +1,22 @@
-"""Strategies as a person would write them."""
+"""Values as a person would write them."""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
+from typing import Any
 
-from notebook_accel.config.wishes import Strategy
 
-
-def written(wish: Strategy) -> str:
-    """Write a strategy as Python source: with the settings that are not its defaults."""
+def written(value: Any) -> str:
+    """Write a dataclass as Python source: with the fields that are not their defaults."""
     given = []
-    for one in fields(wish):
+    for one in fields(value):
         usual = one.default if one.default_factory is MISSING else one.default_factory()
-        value = getattr(wish, one.name)
-        if value != usual and not (usual is None and value == {}):
-            given.append(f"{one.name}={_source(value)}")
-    return f"{type(wish).__name__}({', '.join(given)})"
+        has = getattr(value, one.name)
+        if has != usual and not (usual is None and has == {}):
+            given.append(f"{one.name}={literal(has)}")
+    return f"{type(value).__name__}({', '.join(given)})"
 
 
-def _source(value: object) -> str:
-    if isinstance(value, Strategy):
-        return written(value)
+def literal(value: Any) -> str:
+    """Write a value as Python source, words in double quotes."""
     return f'"{value}"' if isinstance(value, str) and '"' not in value else repr(value)

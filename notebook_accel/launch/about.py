@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from notebook_accel.config.wishes import Strategy
-from notebook_accel.config.written import written
 from notebook_accel.events import discretion, shelf
 from notebook_accel.events.story import About
 from notebook_accel.launch.plan import LaunchPlan
@@ -47,7 +46,7 @@ def about(
 def _described(value: Any, name: str) -> Any:
     try:
         if isinstance(value, Strategy):
-            value = written(value)
+            value = repr(value)
         return discretion.described(value, name)
     except Exception:  # a person's object that does not like to be looked at: no reason to fail
         return f"<{type(value).__name__}>"

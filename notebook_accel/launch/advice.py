@@ -17,7 +17,6 @@ from notebook_accel.config.offers import Costed, costed
 from notebook_accel.config.schema import check_choice
 from notebook_accel.config.sizes import Sizes
 from notebook_accel.config.wishes import SingleDevice, Strategy
-from notebook_accel.config.written import written
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch.capacity import Capacity, capacity
 from notebook_accel.launch.machine import Machine, read_machine
@@ -67,7 +66,7 @@ class Advice:
         words = [f"num_processes={self.training.num_ranks}"]
         words += [f'mixed_precision="{self.training.precision}"']
         words += ['device="cpu"'] * self.capacity.shares_host
-        words += [f"strategy={written(self.best)}"] * (not isinstance(self.best, SingleDevice))
+        words += [f"strategy={self.best!r}"] * (not isinstance(self.best, SingleDevice))
         return f"notebook_launcher(main, {', '.join(words)})"
 
     @property

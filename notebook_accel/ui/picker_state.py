@@ -16,7 +16,7 @@ from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.settings import SETTINGS, nearest
 from notebook_accel.config.sizes import Sizes
 from notebook_accel.config.wishes import Strategy
-from notebook_accel.config.written import written
+from notebook_accel.config.written import literal
 from notebook_accel.errors import ConfigError
 from notebook_accel.launch import doctor
 from notebook_accel.launch.machine import Machine
@@ -182,10 +182,3 @@ def check_names(kind: str, asked: Sequence[str], values: Iterable[str]) -> None:
             f"what it asks: {', '.join(asked)}",
             f"write {meant}=...",
         )
-
-
-def literal(value: Any) -> str:
-    """Write a value as Python source, with double quotes."""
-    if isinstance(value, Strategy):
-        return written(value)
-    return f'"{value}"' if isinstance(value, str) else repr(value)

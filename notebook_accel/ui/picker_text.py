@@ -9,11 +9,12 @@ from notebook_accel.config.budget import Budget
 from notebook_accel.config.offers import Costed
 from notebook_accel.config.settings import SETTINGS
 from notebook_accel.config.words import size as size_words
+from notebook_accel.config.written import literal
 from notebook_accel.launch.precisions import Standing
 from notebook_accel.launch.timing import Timings
 from notebook_accel.ui import menu
 from notebook_accel.ui.choices import offered
-from notebook_accel.ui.picker_state import State, literal
+from notebook_accel.ui.picker_state import State
 
 
 def text(state: State) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
@@ -82,3 +82,27 @@ def test_no_norm_is_zero_but_in_deepspeeds_words() -> None:
     assert DeepSpeed(gradient_clipping=0).gradient_clipping == 0
     with pytest.raises(ConfigError, match=r"Megatron\(gradient_clipping=0\)"):
         Megatron(gradient_clipping=0)
+
+
+@pytest.mark.parametrize("make", WITH_DICTS_AND_LISTS.values(), ids=list(WITH_DICTS_AND_LISTS))
+def test_a_wish_shows_itself_as_it_would_be_written(make: Any) -> None:
+    wish, plain = make(), type(make())()
+    assert eval(repr(wish)) == wish and eval(repr(plain)) == plain
+    if isinstance(wish, Strategy):
+        assert repr(plain) in (f"{type(plain).__name__}()", "DeepSpeed(zero_stage=2)")
+        assert len(repr(wish)) < 80
+
+
+def test_a_wish_of_another_package_shows_itself_too_in_its_way_if_it_has_one() -> None:
+    @dataclass(frozen=True)
+    class Mine(Strategy):
+        size: int = 1
+        word: str = "a"
+
+    @dataclass(frozen=True)
+    class Other(Mine):
+        def __repr__(self) -> str:
+            return "other"
+
+    assert repr(Mine(size=2)) == "Mine(size=2)" and repr(Mine(word="b")) == 'Mine(word="b")'
+    assert repr(Other()) == "other"

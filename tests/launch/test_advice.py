@@ -18,7 +18,6 @@ from notebook_accel import (
     advise,
 )
 from notebook_accel.config.installed import is_installed
-from notebook_accel.config.written import written
 from notebook_accel.launch.advice import Advice, count, gigabytes
 from tests.strategies.test_measure import Net, loss_fn
 from tests.support import hardware
@@ -166,10 +165,10 @@ def test_it_shows_as_text_of_one_unit_and_as_a_table_of_html() -> None:
 
 
 def test_a_strategy_and_a_size_are_written_as_a_person_would() -> None:
-    assert written(FSDP(cpu_offload=True, auto_wrap_policy="no_wrap")) == (
+    assert repr(FSDP(cpu_offload=True, auto_wrap_policy="no_wrap")) == (
         'FSDP(auto_wrap_policy="no_wrap", cpu_offload=True)'
     )
-    assert written(TensorParallel(size=4, data=FSDP(replicas=2))) == (
+    assert repr(TensorParallel(size=4, data=FSDP(replicas=2))) == (
         "TensorParallel(size=4, data=FSDP(replicas=2))"
     )
     assert [count(n) for n in (5, 12_300, 124_000_000, 6_740_000_000)] == [
