@@ -153,15 +153,26 @@ class StopRun(KeyboardInterrupt):
     """Raised inside a worker when the run was asked to stop, so that ``finally`` blocks run."""
 
 
-class RunInterrupted(KeyboardInterrupt):
-    """Raised in the kernel after an interrupted run; ``result`` is the partial result."""
+class _EndedEarly(BaseException):
+    """A run was ended from outside; ``result`` is what there was by then."""
 
     def __init__(self, message: str, result: Any = None) -> None:
         super().__init__(message)
         self.result = result
 
     def _render_traceback_(self) -> list[str]:
-        return [f"RunInterrupted: {self}"]
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RunInterrupted(_EndedEarly, KeyboardInterrupt):
+    """Raised in the kernel after an interrupted run; ``result`` is the partial result."""
+
+
+class RunStopped(_EndedEarly, Exception):
+    """Raised by ``await run`` after a run that was stopped; ``result`` is the partial result.
+
+    A KeyboardInterrupt in a task ends the event loop it runs on: in a notebook, the kernel.
+    """
 
 
 def message_of(error: BaseException) -> str:

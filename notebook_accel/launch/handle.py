@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.words import kind_of
-from notebook_accel.errors import ConfigError, Explained, LaunchError, RunInterrupted
+from notebook_accel.errors import ConfigError, Explained, LaunchError, RunInterrupted, RunStopped
 from notebook_accel.events.history import History
 from notebook_accel.events.lines import ipython
 from notebook_accel.events.logs import Logs, no_such_rank
@@ -38,8 +38,10 @@ class Run:
     """A running launch: look at it, ``wait()`` for its result, ``stop()`` it, or ``kill()`` it.
 
     All of it can be called from any cell while the run goes on and after it has ended. It can be
-    awaited: ``result = await run``. After the end it has what the result has: ``run[rank]``,
-    ``run.salvaged``; ``run.result`` is there also of a run that was stopped or failed.
+    awaited: ``result = await run``, which raises RunStopped where ``wait()`` raises RunInterrupted,
+    for event loops do not survive a KeyboardInterrupt in a task. After the end it has what the
+    result has: ``run[rank]``, ``run.salvaged``; ``run.result`` is there also of a run that was
+    stopped or failed.
     """
 
     def __init__(self, go: Callable[[Run], RunResult], number: int = 1) -> None:
@@ -105,7 +107,14 @@ class Run:
     def __await__(self) -> Generator[Any, None, RunResult]:
         import asyncio
 
-        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
+        return asyncio.get_running_loop().run_in_executor(None, self._end).__await__()
+
+    def _end(self) -> RunResult:
+        """Wait for whoever awaits this: what ends a cell would end the event loop."""
+        try:
+            return self.wait()
+        except RunInterrupted as stop:
+            raise RunStopped(str(stop), stop.result) from None
 
     # ── after the end ─────────────────────────────────────────────────────────────────────────
 

@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from notebook_accel import Accelerator, Run, notebook_launcher, runs
-from notebook_accel.errors import ConfigError, LaunchError, NoSuchRank, RunInterrupted, RunTimeout
+from notebook_accel.errors import (
+    ConfigError,
+    LaunchError,
+    NoSuchRank,
+    RunInterrupted,
+    RunStopped,
+    RunTimeout,
+)
 from notebook_accel.events import context
 from notebook_accel.events.logs import Logs
 from notebook_accel.events.model import Metrics, Output
@@ -226,6 +233,22 @@ def test_a_run_is_awaited_and_killed() -> None:
     with pytest.raises(RunInterrupted):
         run.wait(30)
     assert runs.last().story.ranks[0].ended == "ended by the launcher"
+
+
+@pytest.mark.parametrize("end", [Run.stop, Run.kill])
+def test_an_event_loop_survives_that_a_run_it_awaits_is_ended(end: Any) -> None:
+    async def wait() -> Any:
+        run = launch(10_000, 0.01, block=False)
+        waiting = asyncio.gather(run, asyncio.wait_for(run, 30), return_exceptions=True)
+        while not run.history.get("loss"):
+            await asyncio.sleep(0.01)
+        end(run)
+        return run, await waiting
+
+    run, stopped = asyncio.run(wait())
+    for one in stopped:
+        assert isinstance(one, RunStopped) and one.result is run.result
+        assert re.match("the run was (stopped|killed) at step ", str(one))
 
 
 def test_a_running_run_is_exported_and_reported(tmp_path: Path) -> None:
