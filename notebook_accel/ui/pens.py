@@ -58,6 +58,12 @@ class Pen(Emitter):
         self.spoke = time.monotonic()
         super().stepped(step, means, where)
 
+    def flush(self) -> None:
+        """Draw what was noted; a run that nobody sees yet begins with its first number."""
+        super().flush()
+        if self._run is None:  # there was nothing: a checkpoint was loaded, say
+            self._due = 0.0
+
     def end(self, error: BaseException | None = None) -> None:
         """End the run that is shown; it took until the last word."""
         if self._run is None or os.getpid() != self._pid:

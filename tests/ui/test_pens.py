@@ -61,6 +61,14 @@ def test_trainings_that_follow_each_other_end_before_the_next_and_are_numbered(t
     assert endings(told)[3] == ("d", 1, ""), "the next cell counts anew"
 
 
+def test_a_short_training_that_goes_on_from_a_checkpoint_is_shown(training, told):
+    one = training("resumed")
+    one.pen.flush()  # as a checkpoint that is loaded does: there is nothing to draw yet
+    one.go(3)
+    training.stage.end()
+    assert endings(told) == [("resumed", 1, "")]
+
+
 def test_the_two_trainings_of_one_loop_go_on_side_by_side(training, told):
     one, other = training("generator"), training("discriminator")
     for _ in range(3):
