@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_accel.config.contradictions import NO_EIGHT_BITS
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 # What the runtime does in DeepSpeed's place.
 _OURS = ("train_batch_size", "gradient_accumulation_steps", "scheduler", "optimizer")
 _QUIET = 2**31 - 1  # steps between two of DeepSpeed's own lines
+# What DeepSpeed sizes by a model's width, in numbers.
+_SIZES: dict[str, Callable[[int], float]] = {
+    "reduce_bucket_size": lambda width: width * width,
+    "stage3_prefetch_bucket_size": lambda width: 0.9 * width * width,
+    "stage3_param_persistence_threshold": lambda width: 10 * width,
+}
 
 
 def filled(
@@ -53,35 +59,27 @@ def filled(
 
 def _zero(wish: DeepSpeed, section: dict[str, Any], width: int | None) -> dict[str, Any]:
     zero = {**section, "stage": wish.zero_stage}
-    for what in ("optimizer", "param"):
-        place = getattr(wish, f"offload_{what}")
-        key = f"offload_{what}"
+    for key in ("offload_optimizer", "offload_param"):
+        place, path = getattr(wish, key), getattr(wish, f"{key}_path")
         if place in (None, "none"):
             zero.pop(key, None)
             continue
-        zero[key] = {**zero.get(key, {}), "device": place}
-        if getattr(wish, f"{key}_path"):
-            zero[key]["nvme_path"] = getattr(wish, f"{key}_path")
-        else:
-            zero[key].pop("nvme_path", None)
+        zero[key] = {**zero.get(key, {}), "device": place, "nvme_path": path}
+        if not path:
+            del zero[key]["nvme_path"]
     _fill_sizes(zero, width)
     return zero
 
 
 def _fill_sizes(zero: dict[str, Any], width: int | None) -> None:
-    """Fill what DeepSpeed sizes by a model's width, where it is left open."""
-    sizes = {
-        "reduce_bucket_size": 1.0,
-        "stage3_prefetch_bucket_size": 0.9,
-        "stage3_param_persistence_threshold": 0.0,
-    }
-    for key, factor in sizes.items():
+    """Fill sizes where they are left open; without a width they are DeepSpeed's own."""
+    for key, size in _SIZES.items():
         if zero.get(key) != AUTO:
             continue
         if width is None:
             del zero[key]
         else:
-            zero[key] = max(1, int(factor * width * width)) if factor else 10 * width
+            zero[key] = max(1, int(size(width)))
 
 
 def _numbers(config: dict[str, Any], precision: str, scaling: Mapping[str, float]) -> None:

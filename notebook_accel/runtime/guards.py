@@ -31,6 +31,7 @@ from notebook_accel.runtime import played
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.forgotten import Forgotten
 from notebook_accel.runtime.optimizer import PreparedOptimizer
+from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.runtime.rehearsal import Rehearsal, num_backward, watch_batches
 from notebook_accel.runtime.torchs_norm import TorchsNorm
 from notebook_accel.runtime.unprepared import call_of_prepare, warn_of_no_model, warn_of_nothing
@@ -46,7 +47,7 @@ class Guards:
         self._clock = clock
         self._said_batch = False
         self._has_loader = False
-        self._every: Any = None  # the wardrobe, once something was prepared
+        self._every: Wardrobe | None = None  # once something was prepared
         self._forgotten: Forgotten | None = None
         self._may_be_forgotten = engine.scales or clock.num_steps > 1
         self._seen: set[int] = set()
@@ -55,7 +56,7 @@ class Guards:
         self._alone = engine.layout.data_size > 1 and world.rank == 0
         self._met = -1  # how many collectives there were when backward was called last
 
-    def prepared(self, given: Sequence[Any], dressed: Sequence[Any], every: Any) -> None:
+    def prepared(self, given: Sequence[Any], dressed: Sequence[Any], every: Wardrobe) -> None:
         """Look at what ``prepare`` got and gives; ``every`` is the wardrobe with all there is."""
         person = persons_frame(sys._getframe(1))
         if person is not None and self._world.rank == 0:
@@ -127,7 +128,7 @@ class Guards:
             *rails.line_of(person),
         )
 
-    def _say_batch(self, every: Any) -> None:
+    def _say_batch(self, every: Wardrobe) -> None:
         """State once what an optimizer step sees, where that is not the loader's batch size."""
         size = self._engine.layout.data_size
         if self._said_batch or size == 1 or not every.optimizers or not every.loaders:

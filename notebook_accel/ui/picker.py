@@ -122,8 +122,9 @@ class Picker:
 
     def refresh(self: AnyPicker) -> AnyPicker:
         """Look again: memory that is free now, GPUs that came or went, what the kernel opened."""
-        state = replace(self._state, machine=read_machine(), firm=frozenset())
-        self._become(replace(state, kernel=read_kernel()))
+        self._become(
+            replace(self._state, machine=read_machine(), firm=frozenset(), kernel=read_kernel())
+        )
         return self
 
     def time(self) -> Timings:

@@ -48,7 +48,7 @@ class Skin:
             action()
         except Explained as error:
             self._again()
-            self.problem.value = problem(str(error))
+            self.problem.value = _alert(str(error))
 
     def button(self, text: str, action: Callable[[], Any], busy: str = "", **how: Any) -> Any:
         """Make a button; while its action runs it says ``busy``, if anything, and is off."""
@@ -68,7 +68,7 @@ class Skin:
         return made
 
 
-def problem(text: str) -> str:
-    """What went wrong under a button, in what, why and what to do."""
+def _alert(text: str) -> str:
+    """Write what went wrong, why, and what to do, for a page that reads it aloud."""
     lines = "<br>".join(map(escape, text.splitlines()))
     return f'<div role="alert"><p><strong>error:</strong> {lines}</p></div>'
