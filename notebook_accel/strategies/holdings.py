@@ -30,7 +30,7 @@ from torch.distributed.tensor import (
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.shards import whole
-from notebook_accel.strategies import ties
+from notebook_accel.strategies import tied
 from notebook_accel.strategies.buffers import Following
 from notebook_accel.strategies.inside import Divided
 from notebook_accel.strategies.sharding import Moved
@@ -155,7 +155,7 @@ class Holdings:
         self._buffers.update({n: r for n, r in users.items() if n not in known})
         self._own = [one for one in self._all if self._rank in one.ranks]
         self._tied = [
-            (one, ties.group_of(one.ranks, self._group)) for one in self._own if len(one.ranks) > 1
+            (one, tied.group_of(one.ranks, self._group)) for one in self._own if len(one.ranks) > 1
         ]
         self.is_settled = True
         return moved
@@ -222,7 +222,7 @@ class Holdings:
     def open_batch(self) -> None:
         """Take in more gradients, also of what several stages use."""
         for one, group in self._tied if self._is_added_up else ():
-            ties.keep_once(one.rest, group)
+            tied.keep_once(one.rest, group)
         self._is_added_up = False
 
     def close_batch(self, syncs: bool, stays_apart: bool) -> None:
@@ -261,7 +261,7 @@ class Holdings:
     def _add_up_ties(self) -> None:
         for one, group in self._tied:
             if one.rest.requires_grad:
-                ties.add_up(one.rest, group)
+                tied.add_up(one.rest, group)
         self._is_added_up = True
 
     def forget_pending(self) -> None:
