@@ -69,6 +69,20 @@ def check_kinds(owner: Any) -> None:
         )
 
 
+def check_switches(owner: str, **given: Any) -> None:
+    """Raise ConfigError for an argument of ``owner(...)`` that is neither on nor off.
+
+    "no" would be on.
+    """
+    for name, value in given.items():
+        if not _KINDS["bool"].has(value):
+            raise ConfigError(
+                f"{owner}({name}={value!r:.80})",
+                f"it is {_KINDS['bool'].what}",
+                f"write {name}=True, or {name}=False",
+            )
+
+
 def check_count(owner: str, name: str, value: Any, least: int = 1) -> None:
     """Raise ConfigError unless ``value``, of ``owner(name=...)``, is a number from ``least`` on."""
     if not _is_whole(value) or value < least:

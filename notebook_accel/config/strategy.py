@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast
 
-from notebook_accel.config.adoption import adopt
+from notebook_accel.config.adoption import adopt, adopted
 from notebook_accel.config.contradictions import refuse_unfit
 from notebook_accel.config.deepspeed import (
     DeepSpeed,
@@ -98,7 +98,8 @@ def chosen_strategy(ways: Ways, handlers: Handlers, asked: RunConfig, world_size
     refuse_class(ways.strategy)
     refuse_name(ways.strategy)
     ways = _under_own_names(ways)
-    strategy, axes = ways.strategy, ways.axes
+    strategy = ways.strategy
+    axes = adopted("parallelism_config", ways.axes, ParallelismConfig)
     if isinstance(strategy, str):
         check(SETTINGS["strategy"], strategy)
     name, plugin = _given(ways.plugins)

@@ -22,6 +22,7 @@ from notebook_accel.config import training
 from notebook_accel.config.accumulation import GradientAccumulationPlugin, chosen_accumulation
 from notebook_accel.config.adoption import adopted
 from notebook_accel.config.dynamo import TorchDynamoPlugin, chosen_plugin
+from notebook_accel.config.fields import check_switches
 from notebook_accel.config.fp8 import chosen_recipe
 from notebook_accel.config.handlers import (
     AutocastKwargs,
@@ -114,6 +115,7 @@ class Accelerator(
         schedule_in_updates: bool = False,
     ) -> None:
         leave_our_frames_out()
+        check_switches("Accelerator", cpu=cpu, device_placement=device_placement)
         plugins = {
             "fsdp_plugin": fsdp_plugin,
             "deepspeed_plugin": deepspeed_plugin,
@@ -146,8 +148,7 @@ class Accelerator(
         )
         self._engine = build(chosen.wish, self._world, numbers)
         self._readers, self._joined = self._engine.layout.readers, self._engine.joined
-        self._clock = Clock(num_steps, self._passes, plugin)
-        self._seed = Seed()
+        self._clock, self._seed = Clock(num_steps, self._passes, plugin), Seed()
         self._wardrobe = Wardrobe(
             self._engine,
             self._clock,

@@ -11,6 +11,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils.data import DataLoader
 
 from notebook_accel.config.adoption import adopted
+from notebook_accel.config.fields import check_switches
 from notebook_accel.config.kinds import RNGType
 from notebook_accel.config.loading import DataLoaderConfiguration, checked_rng_types
 from notebook_accel.data.skip import skip_first_batches
@@ -37,6 +38,7 @@ class Feeding:
         given = adopted("dataloader_config", config, DataLoaderConfiguration)
         config = replace(given or DataLoaderConfiguration())  # ours: even_batches can be set
         if split_batches is not None:
+            check_switches("Accelerator", split_batches=split_batches)
             config.split_batches = split_batches
         self.dataloader_config = config
         self.rng_types = checked_rng_types(rng_types)

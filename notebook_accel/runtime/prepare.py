@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from notebook_accel.config.fields import check_switches
 from notebook_accel.config.kinds import RNGType
 from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.data.loader import Passes, PreparedLoader, cannot_travel
@@ -49,6 +50,7 @@ class Wardrobe:
         clock.keeps_apart &= engine.layout.averages
         self._passes = passes
         self._after_step = after_step
+        check_switches("Accelerator", step_scheduler_with_optimizer=step_scheduler_with_optimizer)
         self._with_optimizer = step_scheduler_with_optimizer
         self._schedule_steps = schedule_steps
         self.clear()

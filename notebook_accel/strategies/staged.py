@@ -141,6 +141,7 @@ class Staged:
                     self._model, self.begins, map_tensors(first, args), map_tensors(first, kwargs)
                 )
                 users = stages.users(self._model, pipe)
+                stages.refuse_skips(self._model, pipe, self._wish, trains)
         finally:
             if forward is not None:
                 self._model.forward = forward
@@ -159,7 +160,7 @@ class Staged:
         forward = stage.submod.forward
         if self._wish.data is not None and self._wish.data.activation_checkpointing:
             forward = partial(again, forward, stage.submod)
-        stage.submod.forward = MixedForward(forward, self._precision)
+        stage.submod.forward = MixedForward(partial(_to_send, forward), self._precision)
         stage.submod.forward.upcasts = False  # it goes on to the next stage
         if self.compiler is not None:
             # Of a graph's forward torch reads the code, which ours has not.
@@ -184,3 +185,8 @@ class Staged:
         forward = vars(self._model).get("forward")
         upcasts = isinstance(forward, MixedForward) and forward.upcasts and self._precision.dtype
         return (half_to_full(tensor) if upcasts else tensor).to(self._device)
+
+
+def _to_send(forward: Callable[..., Any], *args: Any) -> Any:
+    """Give outputs of a stage as one block of memory each: gloo sends no views."""
+    return map_tensors(Tensor.contiguous, forward(*args))

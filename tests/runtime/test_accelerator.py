@@ -57,6 +57,7 @@ def test_impossible_accumulation_steps_are_refused(value: object) -> None:
         ("project_config", "runs", "ProjectConfiguration"),
         ("gradient_accumulation_plugin", 4, "GradientAccumulationPlugin"),
         ("dynamo_plugin", "eager", "TorchDynamoPlugin"),
+        ("parallelism_config", {"tp_size": 2}, "ParallelismConfig"),
     ],
 )
 def test_settings_of_another_kind_are_refused_by_name(name: str, value: object, kind: str) -> None:
@@ -64,6 +65,22 @@ def test_settings_of_another_kind_are_refused_by_name(name: str, value: object, 
         Accelerator(cpu=True, **{name: value})
     assert error.value.what == f"{name}={value!r} is no {kind}"
     assert error.value.fix == f"write {name}={kind}(...)"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu",
+        "split_batches",
+        "device_placement",
+        "step_scheduler_with_optimizer",
+    ],
+)
+def test_a_word_is_no_switch(name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Accelerator(**{"cpu": True, name: "no"})
+    assert error.value.what == f"Accelerator({name}='no')"
+    assert error.value.fix == f"write {name}=True, or {name}=False"
 
 
 def test_one_handler_may_come_without_a_list() -> None:

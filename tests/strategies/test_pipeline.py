@@ -208,6 +208,69 @@ def refusal(function: Callable[[], Any]) -> str:
     return "nothing"
 
 
+class Skipping(Net):
+    """As language models are: each block is given what was computed at the beginning."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        entered = x = self.enter(x)
+        for block in self.blocks:
+            x = block(x + entered)
+        return self.leave(x)
+
+
+class Reading(Net):
+    """Each block is given the input itself, as it was in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, h = x.mean(1, keepdim=True).mT.expand(x.shape[1], -1).mT, self.enter(x)
+        for block in self.blocks:
+            h = block(h) + x.sum(1, keepdim=True) + mean.sum(1, keepdim=True)
+        return self.leave(h)
+
+
+def learns_with(wish: Pipeline | None, model: type[Net]) -> list[Any]:
+    accelerator = Accelerator(cpu=True, strategy=wish)
+    torch.manual_seed(0)
+    made = accelerator.prepare(model(depth=4))
+    optimizer = accelerator.prepare(torch.optim.AdamW(made.parameters()))
+    losses = []
+    for _ in range(3):
+        losses.append(accelerator.forward_backward(made, (X, Y), mse).item())
+        losses.append(accelerator.clip_grad_norm_(made.parameters(), 1.0).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        return [*losses, made.eval()(X).sum().item()]
+
+
+@pytest.mark.parametrize("model", [Skipping, Reading])
+def test_a_later_stage_takes_what_earlier_ones_do_too(model: type[Net]) -> None:
+    alone = learns_with(None, model)
+    for told in launch(learns_with, Pipeline(), model):
+        assert told == pytest.approx(alone, rel=1e-4)
+
+
+def refuses_to_learn(wish: Pipeline) -> str:
+    return refusal(lambda: learns_with(wish, Skipping))
+
+
+@pytest.mark.parametrize(
+    ("wish", "size", "why"),
+    [
+        (Pipeline(4, stages_per_rank=2), 2, "hand on from one stage to the next only"),
+        (Pipeline(4), 4, "gradient comes back from one stage only"),
+    ],
+    ids=["in turns", "in four stages"],
+)
+def test_a_value_that_cannot_reach_all_stages_is_said_on_every_rank(
+    wish: Pipeline, size: int, why: str
+) -> None:
+    for told in launch(refuses_to_learn, wish, size=size):
+        assert "Skipping in 4 stages: what stage 0 computes is used in stage 1 and 2" in told
+        assert why in told
+        assert "write Pipeline(stages=2)" in told
+
+
 class Dropping(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
