@@ -17,6 +17,7 @@ from notebook_accel.errors import RuntimeMisuse
 from notebook_accel.events import rails
 from notebook_accel.events.lines import persons_frame
 from notebook_accel.runtime.clock import Clock
+from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.strategies.base import Engine, parameters_of
 
 NUM_LOOKS = 4
@@ -27,10 +28,10 @@ _FIX = "write `model, optimizer = accelerator.prepare(model, optimizer)` before 
 class Forgotten:
     """Looks for an optimizer that steps on a prepared model and obeys neither clock nor scale.
 
-    ``every`` is the wardrobe. Made at the first backward.
+    Made at the first backward; ``every`` has all that was prepared.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, every: Any) -> None:
+    def __init__(self, engine: Engine, clock: Clock, every: Wardrobe) -> None:
         self._engine = engine
         self._clock = clock
         self._every = every

@@ -20,6 +20,7 @@ from notebook_accel.ranks.sameness import Comparison, fingerprint
 from notebook_accel.ranks.world import World
 from notebook_accel.runtime.clock import Clock
 from notebook_accel.runtime.optimizer import PreparedOptimizer
+from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.runtime.unprepared import check_loader, warn_of_no_model
 from notebook_accel.strategies.base import Engine, parameters_of
 from notebook_accel.strategies.compiled import is_compiled_module
@@ -42,7 +43,12 @@ class Rehearsal:
     """
 
     def __init__(
-        self, world: World, engine: Engine, clock: Clock, optimizer: PreparedOptimizer, every: Any
+        self,
+        world: World,
+        engine: Engine,
+        clock: Clock,
+        optimizer: PreparedOptimizer,
+        every: Wardrobe,
     ) -> None:
         self._world = world
         self._engine = engine

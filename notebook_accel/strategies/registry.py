@@ -76,10 +76,6 @@ def _unusable(entry: EntryPoint, why: str) -> ConfigError:
     )
 
 
-def _single(wish: SingleDevice, world: World, precision: Precision) -> Engine:
-    return Engine(wish, world, precision)
-
-
 def _ddp(wish: DDP, world: World, precision: Precision) -> Engine:
     if world.size == 1:  # nobody to average with
         return Engine(wish, world, precision)
@@ -136,7 +132,7 @@ def _megatron(wish: Megatron, world: World, precision: Precision) -> Engine:
 
 
 BUILT_IN: dict[type[Strategy], Maker] = {
-    SingleDevice: _single,
+    SingleDevice: Engine,
     DeepSpeed: _deepspeed,
     DDP: _ddp,
     FSDP: _fsdp,

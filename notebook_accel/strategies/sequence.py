@@ -40,19 +40,18 @@ class SequenceEngine(Engine):
 
     def __init__(self, wish: SequenceParallel, world: World, precision: Precision) -> None:
         tensor = wish.data.size if isinstance(wish.data, TensorParallel) else 1
-        together = wish.size * tensor
         # torch warns, at each pass, of views that nobody changes in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         super().__init__(wish.data, world, precision)
         self._sequence = wish
-        self._together = together  # so many ranks divide heads
+        self._together = wish.size * tensor  # so many ranks divide heads
         self._axes = sequence_mesh(world, wish.size, tensor, wish.axis, _num_copies(wish, world))
         self._group = parts.Group.of(self._axes[wish.axis].get_group(), world.wire)
-        readers = tuple(rank // together for rank in range(world.size))
+        readers = tuple(rank // self._together for rank in range(world.size))
         self.layout = replace(
             self.layout,
             data_rank=readers[world.rank],
-            data_size=world.size // together,
+            data_size=world.size // self._together,
             readers=readers,
             sequence_rank=self._group.rank,
             num_averaged=world.size // tensor,
