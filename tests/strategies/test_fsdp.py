@@ -464,7 +464,8 @@ def test_the_parts_are_found_where_nobody_says_which(
 ) -> None:
     for name, value in RunConfig(strategy="fsdp", **settings).environment().items():
         monkeypatch.setenv(name, value)  # what a launch tells its workers
-    assert f"auto_wrap_policy='{policy}'" in tells_its_strategy()
+    wish = Accelerator(cpu=True)._engine.wish
+    assert isinstance(wish, FSDP) and wish.auto_wrap_policy == policy
 
 
 def test_the_environment_and_a_configuration_choose_it() -> None:
