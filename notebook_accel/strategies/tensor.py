@@ -142,11 +142,12 @@ def divide(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]
     """Cut the layers of ``plan`` up over ``mesh``.
 
     Ranks: all ranks of ``mesh`` call it, with models of equal weights.
-    Errors: ConfigError for a layer that cannot be divided evenly.
+    Errors: ConfigError for a layer that cannot be divided, or not evenly.
     Source: torch.distributed.tensor.parallel.parallelize_module.
     """
     _check_heads(model, mesh.size())
     for name, style in plan.items():
+        _check_kind(name, model.get_submodule(name), style)
         _check_even(name, model.get_submodule(name), style, mesh.size())
     parallelize_module(model, mesh, dict(plan))
 
@@ -193,6 +194,20 @@ def _style(style: Any, pattern: str) -> ParallelStyle:
         )
     made: ParallelStyle = STYLES[style]()
     return made
+
+
+def _check_kind(name: str, module: nn.Module, style: ParallelStyle) -> None:
+    if type(style) not in _DIVIDED or isinstance(module, (nn.Linear, nn.Embedding)):
+        return
+    inner = [one for one, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    raise ConfigError(
+        f"the tensor parallel plan divides {name}, a {type(module).__name__}",
+        "linear layers and embeddings have rows and columns to divide by; what else a module like "
+        "an adapter computes would not fit parts of them",
+        f"name in plan= {name}.{inner[0]} and what fits it, or leave {name} out"
+        if inner
+        else f"leave {name} out of the plan",
+    )
 
 
 def _check_even(name: str, module: nn.Module, style: ParallelStyle, size: int) -> None:

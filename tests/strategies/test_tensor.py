@@ -100,6 +100,8 @@ def prepares(wish: TensorParallel, num_heads: int = 0) -> None:
             "TensorParallel(size=2) x FSDP(replicas=2) in a world of 2",
         ),
         (TensorParallel(plan={"leave": "colwise"}), 0, "leave has a weight of shape (1, 6)"),
+        (TensorParallel(plan={"blocks.0": "colwise"}), 0, "plan divides blocks.0, a Block"),
+        (TensorParallel(plan={"blocks.*.norm": "rowwise"}), 0, "blocks.0.norm, a LayerNorm"),
         (TensorParallel(plan=PLAN), 3, "Net has num_attention_heads=3, to be divided over 2"),
     ],
 )
