@@ -15,7 +15,7 @@ import os
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -202,20 +202,23 @@ class History(Mapping[str, "list[float]"], Sink):
             return series.mean(series.settled - 1) if series and series.settled else float("nan")
 
     def rows(self) -> list[dict[str, float | int | None]]:
-        """One dict per step with all series side by side; None where a series has no value."""
+        """One dict per step with all series side by side; None where a series has no value.
+
+        A series that is itself called ``step`` is ``step (logged)`` here.
+        """
         now = self.snapshot()
-        names = list(now)
+        columns = _columns(now)
         table: dict[int, dict[str, float | int | None]] = {}
-        for name in names:
+        for name, column in zip(now, columns, strict=True):
             for step, value in zip(now.steps(name), now[name], strict=True):
-                table.setdefault(step, {"step": step, **dict.fromkeys(names)})[name] = value
+                table.setdefault(step, {"step": step, **dict.fromkeys(columns)})[column] = value
         return [table[step] for step in sorted(table)]
 
     def to_csv(self, path: str | Path) -> None:
         """Write ``rows()`` to a CSV file; an empty field where a series has no value."""
         now = self.snapshot()
         with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["step", *now])
+            writer = csv.DictWriter(file, ["step", *_columns(now)])
             writer.writeheader()
             writer.writerows(now.rows())
 
@@ -230,4 +233,9 @@ class History(Mapping[str, "list[float]"], Sink):
                 "install it with %pip install pandas, or use history.rows() or history.to_csv(...)",
             ) from None
         now = self.snapshot()
-        return pandas.DataFrame(now.rows(), columns=["step", *now]).set_index("step")
+        return pandas.DataFrame(now.rows(), columns=["step", *_columns(now)]).set_index("step")
+
+
+def _columns(names: Iterable[str]) -> list[str]:
+    """Name the columns of series beside the one that holds the steps."""
+    return ["step (logged)" if name == "step" else name for name in names]

@@ -32,7 +32,7 @@ def write(record: Record, path: Path) -> Path:
     """
     text = page(record)
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(
             f"the report cannot be written to {path}",

@@ -154,6 +154,21 @@ def test_rows_and_csv_put_the_series_side_by_side(tmp_path):
     assert math.isnan(float(read[1]["loss"]))
 
 
+def test_a_series_called_step_leaves_the_steps_alone(tmp_path):
+    history = history_of(points(0, (1, 1.0), (2, 0.5)), points(0, (2, 40.0), name="step"))
+    assert history["step"] == [40.0]
+    assert history.rows() == [
+        {"step": 1, "loss": 1.0, "step (logged)": None},
+        {"step": 2, "loss": 0.5, "step (logged)": 40.0},
+    ]
+    history.to_csv(tmp_path / "curve.csv")
+    assert (tmp_path / "curve.csv").read_text().splitlines() == [
+        "step,loss,step (logged)",
+        "1,1.0,",
+        "2,0.5,40.0",
+    ]
+
+
 def test_pandas_is_asked_for_by_name_when_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingPackage, match="pandas is not installed") as caught:

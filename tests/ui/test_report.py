@@ -123,6 +123,11 @@ def test_everything_that_people_named_is_escaped() -> None:
     assert seen.words.count(EVIL) >= 8
 
 
+def test_half_a_character_among_the_arguments_ends_no_report(tmp_path: Path) -> None:
+    record = a_record(points("loss", 1.0), arguments={"name": "half \ud800"})
+    assert "half ?" in write(record, tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_failed_and_a_lost_run_say_so_at_the_top() -> None:
     failed = page(a_record(points("loss", 1.0, 0.5), error=ValueError("bad rate")))
     assert '<pre class="error">ValueError: bad rate</pre>' in failed
