@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from notebook_accel.config.words import without_numbers
 from notebook_accel.errors import LaunchError, RanksStuck, RunTimeout, WorkerDied
 from notebook_accel.events.model import Failed, signal_name
+from notebook_accel.events.pulse import ONE_SIDED
 from notebook_accel.launch import failure
 from notebook_accel.launch.supervise import RankState
 from notebook_accel.launch.waits import ALIKE, meeting
@@ -142,8 +143,7 @@ def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
     kinds = {beat.kind for beat in beats}
     sizes = len({beat.num_bytes for beat in beats}) > 1 and len({beat.group for beat in beats}) == 1
     # One call may be several collectives: a rank that saw unlike tensors is in the next one.
-    one_call = len({state.wait.where() for state in ranks}) == 1
-    if sizes and not _on_different_lines(ranks) and (one_call or len(kinds) == 1):
+    if sizes and not _on_different_lines(ranks) and (_in_one_call(ranks) or len(kinds) == 1):
         what = "the ranks bring tensors of different sizes to one collective: "
         places = [f"rank {state.rank}{_bytes(state)}{_in(state)}" for state in ranks]
         fix = SAME_SHAPES
@@ -167,6 +167,8 @@ def _apart(ranks: list[RankState], seen: str) -> RanksStuck:
 def _was_left(ranks: list[RankState], died: RankState) -> bool:
     """Whether a rank was in a collective that others had left, having sent their part."""
     beat = died.wait.beat
+    if beat.kind not in ONE_SIDED and _in_one_call(ranks) and _differ(ranks):
+        return False  # what each of them brings says more
     ahead = any(state.wait.beat.entered > beat.entered for state in ranks)
     gone = any(not state.wait.beat.inside for state in ranks)
     return beat.inside and beat.kind in ALIKE and (ahead or gone)
@@ -178,6 +180,10 @@ def _unfit(died: RankState) -> RanksStuck:
         f"{died.wait.beat.kind} fills tensors of the size that is sent; gloo ended the process",
         SAME_SHAPES,
     )
+
+
+def _in_one_call(ranks: list[RankState]) -> bool:
+    return len({state.wait.where() for state in ranks}) == 1
 
 
 def _on_different_lines(ranks: list[RankState]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 
 import pytest
 import torch
@@ -122,10 +122,8 @@ def test_two_ranks_resume_their_stream() -> None:
 
 
 def test_without_torchdata_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> None:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(importlib, "import_module", absent)
+    monkeypatch.setitem(sys.modules, "torchdata", None)
+    monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader", None)
     with pytest.raises(MissingPackage) as error:
         Accelerator(cpu=True, dataloader_config=config()).prepare(DataLoader(Forgetful()))
     assert "torchdata, which is not installed" in error.value.what
