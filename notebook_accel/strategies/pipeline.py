@@ -43,17 +43,18 @@ class PipelineEngine(PartsEngine):
 
     def __init__(self, wish: Pipeline, world: World, precision: Precision) -> None:
         super().__init__(wish, world, precision)
-        together = wish.num_ranks * (1 if wish.tensor is None else wish.tensor.size)
-        mesh = mesh_of_stages(
-            world, _copies(wish, world), wish.num_ranks, together // wish.num_ranks
-        )
+        num_dividers = 1 if wish.tensor is None else wish.tensor.size  # of each layer
+        together = wish.num_ranks * num_dividers
+        num_readers = world.size // together
+        copies = _num_copies(wish, num_readers, world)
+        mesh = mesh_of_stages(world, copies, wish.num_ranks, num_dividers)
         names = mesh.mesh_dim_names or ()
         readers = tuple(rank // together for rank in range(world.size))
         place = dict(zip(names, mesh.get_coordinate() or (), strict=True))
         # The loss is told to every rank, so that each owns a real one.
         self.layout = Layout(
             readers[world.rank],
-            world.size // together,
+            num_readers,
             readers=readers,
             shard_rank=place.get("dp_shard", 0),
             tensor_rank=place.get("tp", 0),
@@ -160,9 +161,8 @@ class PipelineEngine(PartsEngine):
         if wish.tensor is not None:
             told += f", layers divided over {wish.tensor.size} ranks"
         if wish.data is not None and layout.data_size > 1:
-            return (
-                f"{told}, each sharded over {layout.data_size // _copies(wish, self.world)} ranks"
-            )
+            copies = _num_copies(wish, layout.data_size, self.world)
+            return f"{told}, each sharded over {layout.data_size // copies} ranks"
         return f"{told}, in {layout.data_size} copies" if layout.data_size > 1 else told
 
     def place_for_evaluation(self, model: nn.Module, device_placement: bool = True) -> nn.Module:
@@ -309,12 +309,8 @@ class PipelineEngine(PartsEngine):
         return set[int]().union(*(one.holdings.others() for one in self._models.values()))
 
 
-def _copies(wish: Pipeline, world: World) -> int:
-    """How many ranks have the same part of a stage."""
-    together = wish.num_ranks * (1 if wish.tensor is None else wish.tensor.size)
-    readers = world.size // together
+def _num_copies(wish: Pipeline, num_readers: int, world: World) -> int:
+    """How many of the readers of data have the same part of a stage."""
     if wish.data is None:
-        return readers
-    if isinstance(wish.data.replicas, int):
-        return wish.data.replicas
-    return min(readers, max(1, world.size // world.placement.machine_size))
+        return num_readers
+    return min(num_readers, wish.data.num_copies(world.placement))
