@@ -196,6 +196,7 @@ class PreparedLoader(DataLoader[Any]):
                 state["generators"] = mark.generators
             origin = mark.stream_origin if order is None else order.origin
             state.update(epoch=one.epoch, taken=one.taken, readers=self.reading.seat.size)
+            state.update(step=self.total_batch_size)
             state.update(origin=in_plain_values(origin), seeds=mark.seeds, stream=mark.stream_state)
         return state
 
@@ -203,7 +204,8 @@ class PreparedLoader(DataLoader[Any]):
         """Let the next pass be the rest of the one that ``state`` was taken in.
 
         Nothing is drawn from the global generators for it: they are where that pass left them. On
-        another number of readers it begins at the same sample, or just before it.
+        another number of readers, or with batches of another size, it begins at the same sample,
+        or just before it.
 
         Ranks: each for itself.
         """
@@ -215,9 +217,10 @@ class PreparedLoader(DataLoader[Any]):
             generator.set_state(stood)
         mark.resumed = None
         if state["taken"]:
-            readers = self.reading.seat.size
-            taken = state["taken"] * state["readers"] // readers
-            stream = state["stream"] if state["readers"] == readers else None
+            readers, step = self.reading.seat.size, self.total_batch_size
+            was = state.get("step", state["readers"] * step // readers)  # older ones have none
+            taken = state["taken"] * was // step
+            stream = state["stream"] if (state["readers"], was) == (readers, step) else None
             mark.resumed = Start(taken, state["origin"], state["seeds"], stream)
         if mark.told:
             self.reading.tell(mark.epoch)

@@ -18,6 +18,7 @@ from torch.utils.data import (
 )
 
 from notebook_accel import notebook_launcher
+from notebook_accel.config.loading import DataLoaderConfiguration
 from notebook_accel.data.loader import PreparedLoader
 from notebook_accel.data.prepare import prepare_loader
 from notebook_accel.data.randomness import restore, snapshot
@@ -303,3 +304,38 @@ def test_another_number_of_readers_goes_on_at_the_same_sample() -> None:
         [[8, 9], [12, 13]],
         [[10, 11], [14, 15]],
     ]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "splits"),
+    [
+        ((1, 2), (2, 4), False),  # readers, batch size: more of both
+        ((2, 4), (1, 8), False),  # one step is as many samples as before, on fewer readers
+        ((2, 4), (4, 2), False),
+        ((2, 4), (2, 2), False),
+        ((2, 4), (4, 4), True),
+        ((4, 4), (1, 4), True),
+    ],
+)
+def test_a_pass_goes_on_at_the_same_sample_with_batches_of_another_size(
+    first: tuple[int, int], then: tuple[int, int], splits: bool
+) -> None:
+    def loaders(size: int, batch_size: int) -> list[PreparedLoader]:
+        source = DataLoader(range(32), batch_size=batch_size)
+        loading = DataLoaderConfiguration(split_batches=splits)
+        return [
+            prepare_loader(source, World.alone(), rank, size, loading=loading)
+            for rank in range(size)
+        ]
+
+    loader = loaders(*first)[0]
+    step, states = loader.total_batch_size, []
+    for taken, _ in enumerate(loader, start=1):
+        if taken * step == 16:
+            states.append(loader.state_dict())
+    (state,) = states
+    rest = []
+    for one in loaders(*then):
+        one.load_state_dict(state)
+        rest += [sample for batch in one for sample in batch.tolist()]
+    assert sorted(rest) == list(range(16, 32))
