@@ -116,7 +116,8 @@ def _draw(title: str, metric: str, lines: Sequence[tuple[str, Curve]], scale: fl
 
     figure = Figure(figsize=(WIDTH_PX / 100, HEIGHT_PX / 100), facecolor="white", dpi=100 * scale)
     canvas: Any = FigureCanvasAgg(figure)
-    figure.text(16 / WIDTH_PX, 0.925, title, color=ink.INK, fontsize=10, weight="bold")
+    heading = figure.text(16 / WIDTH_PX, 0.925, "", color=ink.INK, fontsize=10, weight="bold")
+    heading.update(ink.written(title))
     axes: Any = figure.add_axes((56 / WIDTH_PX, 0.14, 1 - 252 / WIDTH_PX, 0.7))
     for number, (_, curve) in enumerate(lines):
         color, style = _pen(number)
@@ -161,12 +162,12 @@ def _write_labels(axes: Any, lines: Sequence[tuple[str, Curve]]) -> None:
             clip_on=False,
         )
         axes.annotate(
-            label,
-            (1.075, floor),
+            xy=(1.075, floor),
             xycoords="axes fraction",
             color=color,
             fontsize=8,
             va="center",
             annotation_clip=False,
+            **ink.written(label),
         )
         floor += 0.13

@@ -55,7 +55,7 @@ class Card:
                 )
                 members = [curves[name].narrowed(columns) for name in group.names]
                 _draw_panel(axes, members, curves.last_step, group.metric)
-            self._title_text.set_text(self._title + _left_out(hidden))
+            self._title_text.update(ink.written(self._title + _left_out(hidden)))
             self._figure.set_dpi(_DPI * scale)
             buffer = io.BytesIO()
             self._figure.canvas.print_png(buffer, pil_kwargs={"compress_level": 1})
@@ -96,7 +96,7 @@ def _left_out(hidden: list[Group]) -> str:
 
 
 def _draw_panel(axes: Any, curves: list[Curve], last_step: int, metric: str) -> None:
-    axes.set_title(metric, loc="left", fontsize=8.5, color=ink.FAINT, pad=4)
+    axes.set_title("", loc="left", fontsize=8.5, color=ink.FAINT, pad=4).update(ink.written(metric))
     for artist in (*axes.lines, *axes.collections, *axes.texts):
         artist.remove()
     shown = curves[:_MAX_LINES]
@@ -171,13 +171,13 @@ def _label_ends(axes: Any, curves: list[Curve], num_hidden: int) -> None:
         text = f"{name}\n{words.said(item.name, item.last)}"
         alarm = color if np.isfinite(item.last) else _ALARM
         axes.annotate(
-            text,
-            (1.02, floor),
+            xy=(1.02, floor),
             xycoords="axes fraction",
             color=alarm,
             fontsize=8.5,
             va="center",
             annotation_clip=False,
+            **ink.written(text),
         )
         floor += 0.18
     if num_hidden:

@@ -129,3 +129,18 @@ def test_drawing_leaves_pyplot_alone():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["日本", "損失 😀", "$\\frac$", "a$b$c_d^", "ü\u0301", "\ud800"])
+def test_a_name_is_written_as_it_is_or_with_boxes_and_nothing_is_said_about_fonts(
+    name: str,
+) -> None:
+    history = history_of(**{name: [2.0, 1.0]})
+    assert plot.png(history, f"run {name}") != plot.png(history, "run x")
+    assert "DejaVu Sans" in plot.ink.written(name)["fontfamily"]
+
+
+def test_letters_that_no_font_has_are_boxes_and_others_stay() -> None:
+    said = plot.ink.written("a ü→$x$\n\U000f0000\ud800")
+    assert said["text"] == "a ü→$x$\n□□" and said["parse_math"] is False
