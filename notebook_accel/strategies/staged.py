@@ -141,7 +141,6 @@ class Staged:
                     self._model, self.begins, map_tensors(first, args), map_tensors(first, kwargs)
                 )
                 users = stages.users(self._model, pipe)
-                stages.refuse_skips(self._model, pipe, self._wish, trains)
         finally:
             if forward is not None:
                 self._model.forward = forward

@@ -16,10 +16,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from notebook_accel.config.budget import first_blocks
-from notebook_accel.config.wishes import Pipeline
 from notebook_accel.errors import ConfigError
 from notebook_accel.ranks.collectives import half_to_full, map_tensors, tensors_of
 from notebook_accel.strategies.blocks import find_blocks
+from notebook_accel.strategies.relay import hand_on
 
 _MARKS = ("forward", "_orig_forward")  # what torch leaves in a module that begins a stage
 
@@ -155,47 +155,8 @@ def cut(
             f"its forward does not run each of {', '.join(begins)} once, one after the other",
             "pass split= with modules that forward() calls once",
         )
-    _in_one_block(pipe)
+    hand_on(pipe)
     return pipe, found[-1]
-
-
-def refuse_skips(model: nn.Module, pipe: Any, wish: Pipeline, trains: bool) -> None:
-    """Refuse values that torch's schedules do not bring to all stages of ``pipe`` that use them.
-
-    Errors: ConfigError.
-    """
-    calls = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
-    for giver, call in enumerate(calls):
-        given = pytree.tree_leaves(_output(pipe.get_stage_module(giver)).args)
-        parts = [(one, given[one.args[1]]) for one in call.users if one.op == "call_function"]
-        for value, made in [(call, given[0]), *parts]:
-            takers = sorted(calls.index(one) for one in value.users if one in calls)
-            skips = wish.stages_per_rank > 1 and takers and takers[-1] > giver + 1
-            shared = trains and len(takers) > 1 and made.meta["val"].is_floating_point()
-            if skips or shared:
-                raise ConfigError(
-                    f"{type(model).__name__} in {len(calls)} stages: what stage {giver} computes "
-                    f"is used in stage {' and '.join(map(str, takers))}",
-                    "ranks that have several stages each hand on from one stage to the next only"
-                    if skips
-                    else "a value's gradient comes back from one stage only",
-                    f"write Pipeline(stages={2 if shared else wish.num_ranks}), one for each rank, "
-                    "or compute in each block what it needs",
-                )
-
-
-def _output(stage: Any) -> Any:
-    return next(node for node in stage.graph.nodes if node.op == "output")
-
-
-def _in_one_block(pipe: Any) -> None:
-    """Expect what goes from stage to stage as one block of memory each: gloo sends no views."""
-    for number in range(pipe.num_stages):
-        stage = pipe.get_stage_module(number)
-        given = [node for node in stage.graph.nodes if node.op == "placeholder"]
-        for node in [*given, *_output(stage).all_input_nodes]:
-            if isinstance(node.meta.get("val"), Tensor):
-                node.meta["val"] = node.meta["val"].contiguous()
 
 
 @contextlib.contextmanager

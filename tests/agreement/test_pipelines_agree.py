@@ -110,11 +110,20 @@ def next_word(outputs: Any, ids_BT: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten())
 
 
+LANGUAGE = {
+    "divided layers": (4, Pipeline(inside=TensorParallel())),
+    "four stages": (4, Pipeline(4)),
+    "in turns": (2, Pipeline(4, stages_per_rank=2)),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_language_model_of_transformers_runs_in_stages_of_divided_layers() -> None:
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_a_language_model_of_transformers_runs_in_stages(name: str) -> None:
     pytest.importorskip("transformers", reason="the model is one of Transformers'")
+    size, wish = LANGUAGE[name]
     expected = notebook_launcher(learns_words, (None,), 1, device="cpu")[0]
-    run = notebook_launcher(learns_words, (Pipeline(inside=TensorParallel()),), 4, device="cpu")
+    run = notebook_launcher(learns_words, (wish,), size, device="cpu")
     for losses in run:
         assert losses == pytest.approx(expected, abs=1e-5)

@@ -243,32 +243,43 @@ def learns_with(wish: Pipeline | None, model: type[Net]) -> list[Any]:
         return [*losses, made.eval()(X).sum().item()]
 
 
-@pytest.mark.parametrize("model", [Skipping, Reading])
-def test_a_later_stage_takes_what_earlier_ones_do_too(model: type[Net]) -> None:
+class Choosing(Net):
+    """A mask and a number of each row, which have no gradient, are used in every block."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen, column, h = x > 0.5, (4 * x[:, 0]).long(), self.enter(x)
+        for block in self.blocks:
+            h = block(h) * chosen.any(1, keepdim=True) + column[:, None] * chosen.sum(1)[:, None]
+        return self.leave(h)
+
+
+WISHES = {
+    "two": (2, Pipeline()),
+    "in turns": (2, Pipeline(4, stages_per_rank=2)),
+    "four": (4, Pipeline(4)),
+    "four, in bulk": (4, Pipeline(4, schedule="gpipe")),
+    "recomputed": (4, Pipeline(2, inside=FSDP(activation_checkpointing=True))),
+}
+
+
+@pytest.mark.parametrize("model", [Skipping, Reading, Choosing])
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_later_stage_takes_what_earlier_ones_do_too(model: type[Net], wish: str) -> None:
     alone = learns_with(None, model)
-    for told in launch(learns_with, Pipeline(), model):
+    size, asked = WISHES[wish]
+    for told in launch(learns_with, asked, model, size=size):
         assert told == pytest.approx(alone, rel=1e-4)
 
 
-def refuses_to_learn(wish: Pipeline) -> str:
-    return refusal(lambda: learns_with(wish, Skipping))
-
-
-@pytest.mark.parametrize(
-    ("wish", "size", "why"),
-    [
-        (Pipeline(4, stages_per_rank=2), 2, "hand on from one stage to the next only"),
-        (Pipeline(4), 4, "gradient comes back from one stage only"),
-    ],
-    ids=["in turns", "in four stages"],
-)
-def test_a_value_that_cannot_reach_all_stages_is_said_on_every_rank(
-    wish: Pipeline, size: int, why: str
-) -> None:
-    for told in launch(refuses_to_learn, wish, size=size):
-        assert "Skipping in 4 stages: what stage 0 computes is used in stage 1 and 2" in told
-        assert why in told
-        assert "write Pipeline(stages=2)" in told
+def test_what_several_stages_use_goes_from_each_to_the_next_only() -> None:
+    model = Skipping(depth=4)
+    pipe, _ = stages.cut(model, ["blocks.1", "blocks.2", "blocks.3"], (X,), {})
+    assert torch.equal(pipe(X)[0], model(X))
+    calls = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
+    for number, call in enumerate(calls[:-1]):
+        values = [user for user in call.users if user.op == "call_function"] or [call]
+        users = {user for value in values for user in value.users}
+        assert users == {calls[number + 1]}
 
 
 class Dropping(Net):
