@@ -36,8 +36,8 @@ class Stepping:
         train under ``Pipeline``, where every rank gets the loss of the last stage. There the batch
         is cut into micro-batches of equally many rows: ``loss_fn`` is a mean over rows.
 
-        Shapes: ``batch`` is ``(inputs, targets)``, whose tensors have one row a sample; the loss
-        is one number.
+        Shapes: ``batch`` is ``(inputs, targets)``, whose tensors have one row a sample; the model
+        is called with a dict of inputs by name, with a tuple in order. The loss is one number.
         Ranks: all ranks call it.
         Errors: RuntimeMisuse for another batch or loss.
         """

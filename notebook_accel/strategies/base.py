@@ -22,6 +22,7 @@ from notebook_accel.config.wishes import Strategy
 from notebook_accel.errors import ConfigError, RuntimeMisuse
 from notebook_accel.ranks import watch
 from notebook_accel.ranks.world import World
+from notebook_accel.strategies.calls import called_with
 from notebook_accel.strategies.compiled import compile_model, uncompiled
 from notebook_accel.strategies.precision import Precision, mix, plain_forward, upcast_outputs
 
@@ -240,7 +241,8 @@ class Engine:
         Shapes: ``batch`` is ``(inputs, targets)``; the returned loss is unweighted, detached.
         """
         inputs, targets = batch
-        loss = loss_fn(model(inputs), targets)
+        args, kwargs = called_with(inputs)
+        loss = loss_fn(model(*args, **kwargs), targets)
         self.backward(loss * weight)
         return loss.detach()
 

@@ -23,6 +23,7 @@ from notebook_accel.config.sizes import Kept, Sizes, Weight
 from notebook_accel.errors import ConfigError, Explained
 from notebook_accel.ranks.shards import is_sharded
 from notebook_accel.strategies.blocks import find_blocks
+from notebook_accel.strategies.calls import called_with
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.quiet import hushed
 
@@ -316,9 +317,8 @@ def _call(
 
 
 def _with(model: nn.Module, given: Any) -> Any:
-    if isinstance(given, Mapping):
-        return model(**given)
-    return model(*given) if isinstance(given, (list, tuple)) else model(given)
+    args, kwargs = called_with(given)
+    return model(*args, **kwargs)
 
 
 def _takes(model: nn.Module, given: Sequence[Any]) -> bool:

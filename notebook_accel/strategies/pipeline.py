@@ -25,6 +25,7 @@ from notebook_accel.ranks.world import World
 from notebook_accel.strategies import sharding, tensor
 from notebook_accel.strategies.base import Layout, Parts, move_state, parameters_of
 from notebook_accel.strategies.batchnorm import refuse_to_meet
+from notebook_accel.strategies.calls import called_with
 from notebook_accel.strategies.compiled import uncompiled
 from notebook_accel.strategies.holdings import Holdings, weakly
 from notebook_accel.strategies.homecoming import HOME
@@ -207,7 +208,7 @@ class PipelineEngine(PartsEngine):
         if scaler is not None:  # all ranks scale alike, and each unscales its own stages
             factor = scaler.scale(torch.full((), weight, device=self.world.device))
         with watch.meeting(self._pulse, BACKWARD):
-            return staged.train((inputs,), targets, loss_fn, factor)
+            return staged.train(*called_with(inputs), targets, loss_fn, factor)
 
     def evaluate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the stages forward; every rank of the reader gets the output.

@@ -64,6 +64,7 @@ class Staged:
     def train(
         self,
         args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         targets: Any,
         loss_fn: Callable[..., Tensor],
         weight: float | Tensor,
@@ -72,10 +73,10 @@ class Staged:
 
         At the end of a window they are averaged over the readers of data.
         """
-        num_rows, num_parts = self._parts(args)
-        schedule, structure = self._schedule(args, {}, num_parts, trains=True)
+        num_rows, num_parts = self._parts((args, kwargs))
+        schedule, structure = self._schedule(args, kwargs, num_parts, trains=True)
         loss = torch.zeros((), device=self._device)
-        given = args if self._rank == 0 else ()
+        given = (args, kwargs) if self._rank == 0 else ((), {})
         self.holdings.open_batch()
         with self.holdings.gathered(), torch.enable_grad():
             self.holdings.before_forward(self.sync)
@@ -86,10 +87,11 @@ class Staged:
 
                 self._loss.begin(of_flat, targets, weight / num_parts)
                 rows = torch.arange(num_rows)
-                schedule.step(*given, target=rows, losses=[], return_outputs=False)
+                ends = {"target": rows, "losses": [], "return_outputs": False}
+                schedule.step(*given[0], **ends, **given[1])
                 loss = self._loss.end().to(self._device)
             else:
-                schedule.step(*given, return_outputs=False)
+                schedule.step(*given[0], return_outputs=False, **given[1])
         watch.broadcast(loss, self._last, group=self._group)
         self.holdings.close_batch(self.sync, self.is_apart)
         return loss
@@ -186,6 +188,6 @@ class Staged:
         return (half_to_full(tensor) if upcasts else tensor).to(self._device)
 
 
-def _to_send(forward: Callable[..., Any], *args: Any) -> Any:
+def _to_send(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Give outputs of a stage as one block of memory each: gloo sends no views."""
-    return map_tensors(Tensor.contiguous, forward(*args))
+    return map_tensors(Tensor.contiguous, forward(*args, **kwargs))

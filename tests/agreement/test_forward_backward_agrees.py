@@ -8,7 +8,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, notebook_launcher
-from notebook_accel.config.wishes import DDP, FSDP, SingleDevice, Strategy, TensorParallel
+from notebook_accel.config.wishes import (
+    DDP,
+    FSDP,
+    Pipeline,
+    SingleDevice,
+    Strategy,
+    TensorParallel,
+)
 from tests.support.nets import PLAN, Net
 
 WAYS: dict[str, tuple[int, Strategy]] = {
@@ -63,3 +70,44 @@ def test_forward_and_backward_in_one_call_is_both(name: str) -> None:
     for together, apart in run[0]:
         assert together == pytest.approx(apart, abs=1e-6)
     assert run.history["loss"]
+
+
+class Scaled(Net):
+    """A model of two inputs, as one that reads words and a mask."""
+
+    def forward(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x) * factor
+        return self.leave(x)
+
+
+def calls_it(strategy: Strategy) -> dict[str, list[float]]:
+    accelerator = Accelerator(cpu=True, strategy=strategy)
+    x = torch.linspace(-1, 1, 16).view(4, 4)
+    factor, y = x[:, 2:3] + 2, x[:, :1].tanh()
+    told = {}
+    for name, inputs in {
+        "in order": (x, factor),
+        "a loader's list": [x, factor],
+        "by name": {"x": x, "factor": factor},
+        "by name, turned round": {"factor": factor, "x": x},
+    }.items():
+        torch.manual_seed(0)
+        model = accelerator.prepare(Scaled())
+        loss = accelerator.forward_backward(model, (inputs, y), nn.functional.mse_loss)
+        norm = accelerator.clip_grad_norm_(model.parameters(), 1e9)
+        with torch.no_grad():
+            evaluated = [model.eval()(factor=factor, x=x), model(x, factor)]
+        told[name] = [loss.item(), norm.item(), *(one.sum().item() for one in evaluated)]
+        accelerator.free_memory()
+    return told
+
+
+@pytest.mark.parametrize("name", [*WAYS, "stages"])
+def test_a_model_of_several_inputs_is_called_by_name_or_in_order(name: str) -> None:
+    alone = calls_it(SingleDevice())["in order"]
+    assert alone[1] > 0.1
+    size, strategy = {**WAYS, "stages": (2, Pipeline())}[name]
+    for told in notebook_launcher(calls_it, (strategy,), size, device="cpu"):
+        assert told == {way: pytest.approx(alone, rel=1e-5) for way in told}
