@@ -147,7 +147,10 @@ def _named(text: str) -> list[Device]:
     """Read "T4", "T4 x2", "2 x T4", "80GB", "8x80GB", "A100-80GB"."""
     said = text.strip()
     count = 1
-    before, after = re.match(r"(\d+)\s*[xX*]\s*(?=\S)", said), re.search(r"\s*[xX*]\s*(\d+)$", said)
+    before, after = (
+        re.match(r"(\d+)\s*[xX*]\s*(?=\S{2})", said),
+        re.search(r"\s*[xX*]\s*(\d+)$", said),
+    )
     if before:
         count, said = int(before[1]), said[before.end() :]
     elif after and _card(said) is None:  # of "RTX 4090" the x does not multiply

@@ -205,10 +205,12 @@ def _placed(settings: LaunchSettings, env: Mapping[str, str]) -> LaunchPlan:
         return fake.plan_fake(
             str(settings.device), settings.num_processes, settings.num_nodes, cores
         )
-    return plan(
+    placed = plan(
         settings.num_processes, settings.device, devices.accelerators(env), cores,
         settings.node_rank, settings.num_nodes,
     )  # fmt: skip
+    preflight.check_files(len(placed.placements))
+    return placed
 
 
 def _meeting(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from notebook_accel.config import schema
 from notebook_accel.config.placement import told_by
-from notebook_accel.config.words import kind_of
+from notebook_accel.config.words import counted, kind_of
 from notebook_accel.errors import ConfigError, LaunchError
 from notebook_accel.events import context
 from notebook_accel.events.lines import ipython
+from notebook_accel.launch import openers
+
+_FILES_EACH, _FILES = 9, 16  # that a launch opens while it starts: for each rank, and beside them
 
 
 def check_call(
@@ -56,6 +60,29 @@ def check_switches(**switches: Any) -> None:
                 f"{name} is on or off, and this would be taken for one of them, whatever it says",
                 f"write {name}=True or {name}=False",
             )
+
+
+def check_files(num_ranks: int) -> None:
+    """Check that this process may open what it takes to start that many ranks.
+
+    Errors: LaunchError.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES_EACH * num_ranks + _FILES
+    left = soft - len(openers.open_files(os.getpid()))
+    if soft != resource.RLIM_INFINITY and left < needed:
+        most = f", where the system lets it be {hard:,} at most" if hard > 0 else ""
+        raise LaunchError(
+            f"{counted(num_ranks, 'rank')} take {needed:,} open files to start, and this process "
+            f"may open {max(left, 0):,} more",
+            "what a rank writes and returns reaches the notebook through files of its own",
+            f"launch fewer, or write `ulimit -n {soft - left + needed}` before Jupyter or the "
+            f"script starts{most}",
+        )
 
 
 def refuse_inside_ranks(num_nodes: int, env: Mapping[str, str]) -> None:

@@ -76,6 +76,7 @@ def test_ranks_on_the_cpu_share_its_memory() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
+        ("24XB", r"devices='24XB' is not known"),
         ("T5", r"devices='T5' is not known(.|\n)*'T4'"),
         ("0GB", "has no memory"),
         ("1.2.3GB", "has no memory"),

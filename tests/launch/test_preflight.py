@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 from contextvars import copy_context
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from notebook_accel import notebook_launcher
+from notebook_accel import RunConfig, notebook_launcher
 from notebook_accel.config.placement import Placement
 from notebook_accel.errors import ConfigError, LaunchError
 from notebook_accel.events import context
 from notebook_accel.events.emitter import Emitter
-from notebook_accel.launch.preflight import check_call, refuse_inside_ranks
+from notebook_accel.launch.preflight import check_call, check_files, refuse_inside_ranks
 
 
 def train(model: Any, lr: float = 0.1) -> None:
@@ -181,3 +182,19 @@ def test_a_launch_by_ranks_of_another_launcher_is_refused_and_leftovers_of_a_ker
     refuse_inside_ranks(2, ranks)  # one launch on each machine of several
     refuse_inside_ranks(1, {"RANK": "0", "WORLD_SIZE": "1"})
     refuse_inside_ranks(1, {})
+
+
+def test_more_ranks_than_files_can_be_opened_for_are_refused_before_any_is() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 60, hard))
+    try:
+        notebook_launcher(os.getpid, num_processes=4, device="cpu", config=RunConfig())
+        with pytest.raises(LaunchError) as error:
+            notebook_launcher(os.getpid, num_processes=9, device="cpu", config=RunConfig())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "9 ranks take 97 open files to start, and this process may open" in error.value.what
+    assert "ulimit -n" in error.value.fix
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    check_files(4)
