@@ -107,11 +107,12 @@ class ForkServer:
         return ours
 
     def died(self) -> LaunchError:
-        """Explain that the server is gone, with what it said last."""
+        """Explain that the server is gone, with what it said last; its connections close first."""
+        code = self._wait()
         size = os.fstat(self._log).st_size
         said = os.pread(self._log, 2000, max(0, size - 2000)).decode("utf-8", "replace").strip()
         return LaunchError(
-            f"the forkserver ended (exit code {self._process.poll()})",
+            f"the forkserver ended (exit code {code})",
             f"its last words: {said or '(none)'}",
             "run the cell again: a new one will be started",
         )
@@ -119,12 +120,16 @@ class ForkServer:
     def close(self) -> None:
         """End the server, and with it whatever it still runs."""
         self._control.close()
+        self._wait()
+        os.close(self._log)
+
+    def _wait(self) -> int:
+        """Let the server end, and leave no trace of it among this process's children."""
         try:
-            self._process.wait(5)
+            return self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        os.close(self._log)
+            return self._process.wait()
 
 
 _server: ForkServer | None = None

@@ -260,7 +260,7 @@ def test_a_forkserver_killed_during_a_run_ends_it_with_a_reason(kernel, tmp_path
     os.kill(server, signal.SIGKILL)
     reply = kernel.finish(cell, timeout_s=20)
     assert reply.error == "LaunchError"
-    assert "the forkserver ended" in reply.traceback
+    assert "the forkserver ended (exit code -9)" in reply.traceback
     assert "run the cell again" in reply.traceback
     check_aftermath(kernel, pids, "forkserver")
 
