@@ -47,6 +47,14 @@ def find_blocks(
     return found
 
 
+def parts_of(model: nn.Module) -> list[nn.Module]:
+    """List the modules that ``model`` itself calls, those in its lists too."""
+    found: list[nn.Module] = []
+    for one in model.children():
+        found += one.children() if isinstance(one, _WITHOUT_FORWARD) else [one]
+    return found
+
+
 def can_be_cut(model: nn.Module) -> bool:
     """Tell whether several modules of ``model`` have weights of their own."""
     return sum(any(True for _ in one.parameters(recurse=False)) for one in model.modules()) > 1

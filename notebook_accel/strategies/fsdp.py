@@ -124,7 +124,9 @@ class FSDPEngine(PartsEngine):
                 gathers = not (wish.cpu_offload and self.world.device.type != "cpu")
                 self.precision.eight_bits.convert(model, gathers)
             if wish.activation_checkpointing:
-                blocks = sharding.recompute(model, blocks)
+                anyway = blocks or find_blocks(model, "auto", wish.transformer_cls_names_to_wrap)
+                recomputed = sharding.recompute(model, anyway)
+                blocks = recomputed if blocks else []
             self._divide_layers(model)
             if self._cuts_parameters():
                 sharding.shard(

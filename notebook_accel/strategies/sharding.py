@@ -23,6 +23,7 @@ from notebook_accel.ranks.collectives import all_objects, bytes_of
 from notebook_accel.ranks.shards import is_sharded, part_like, whole
 from notebook_accel.ranks.world import World
 from notebook_accel.strategies.again import again
+from notebook_accel.strategies.blocks import parts_of
 from notebook_accel.strategies.ddp import share_state
 
 # The parameters a model had before -> those it has now. The old ones are kept, empty, so that
@@ -116,7 +117,7 @@ def tracked(model: nn.Module) -> Iterator[Moved]:
 
 
 def recompute(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Let ``blocks`` (or the whole of ``model``) compute their forward again for the backward.
+    """Let ``blocks`` (or else all parts of ``model``) compute their forward again for the backward.
 
     Gives the blocks as they are now.
 
@@ -132,10 +133,10 @@ def recompute(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
         made: nn.Module = checkpoint_wrapper(block, checkpoint_fn=_again)
         return made
 
-    chosen = set(map(id, blocks or model.children()))
+    chosen = set(map(id, blocks or parts_of(model)))
     apply_activation_checkpointing(model, wrapped, check_fn=lambda module: id(module) in chosen)
     wrappers = [one for one in model.modules() if isinstance(one, CheckpointWrapper)]
-    return [*reversed(wrappers)] if blocks else []
+    return [*reversed(wrappers)]
 
 
 def _again(block: nn.Module, *args: Any, **kwargs: Any) -> Any:

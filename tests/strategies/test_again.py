@@ -124,3 +124,45 @@ def test_statistics_of_batches_are_kept_once_though_forwards_are_computed_twice(
     assert alone["blocks.0.seen"] == 2
     run = notebook_launcher(statistics, (wish,), 2, device="cpu")
     torch.testing.assert_close(run[0], alone, rtol=1e-5, atol=1e-6)
+
+
+class Listed(nn.Module):
+    """Two unlike parts in a list: there is no block that is found by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Counting(), Another()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class Another(Counting):
+    pass
+
+
+def num_forwards(wish: FSDP, kind: type[nn.Module]) -> int:
+    calls = []
+    accelerator = Accelerator(cpu=True, strategy=wish)
+    model = kind()
+    for one in model.modules():
+        if isinstance(one, Counting):
+            one.up.register_forward_hook(lambda *_: calls.append(1))
+    model = accelerator.prepare(model)
+    x = torch.randn(8, 4)
+    accelerator.forward_backward(model, (x, x), nn.functional.mse_loss)
+    return len(calls)
+
+
+@pytest.mark.parametrize("kind", [Normed, Listed])
+@pytest.mark.parametrize("policy", ["auto", "no_wrap"])
+def test_what_is_gathered_at_once_is_computed_again_too(policy: str, kind: type[nn.Module]) -> None:
+    def counts() -> list[int]:
+        wishes = (
+            FSDP(auto_wrap_policy=policy, activation_checkpointing=on) for on in (True, False)
+        )
+        return [num_forwards(wish, kind) for wish in wishes]
+
+    assert list(notebook_launcher(counts, (), 2, device="cpu")) == [[4, 2], [4, 2]]
