@@ -155,7 +155,7 @@ class Accelerator(
             self._passes,
             self._after_step,
             step_scheduler_with_optimizer,
-            1 if schedule_in_updates or self.split_batches else self._engine.layout.data_size,
+            schedule_in_updates or self.split_batches,
             self.dataloader_config,
             self.rng_types,
         )

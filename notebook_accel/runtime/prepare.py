@@ -27,8 +27,8 @@ from notebook_accel.strategies.dummies import DummyScheduler
 class Wardrobe:
     """Dresses objects for one Accelerator, and remembers what it dressed.
 
-    A scheduler moves by ``schedule_steps`` at each optimizer step; ``loading`` and ``rng_types``
-    say how loaders read.
+    A scheduler moves at each optimizer step once for each reader, with ``schedule_in_updates``
+    once; ``loading`` and ``rng_types`` say how loaders read.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Wardrobe:
         passes: Passes,
         after_step: Callable[[int], None],
         step_scheduler_with_optimizer: bool,
-        schedule_steps: int,
+        schedule_in_updates: bool,
         loading: DataLoaderConfiguration,
         rng_types: list[RNGType],
     ) -> None:
@@ -50,9 +50,13 @@ class Wardrobe:
         clock.keeps_apart &= engine.layout.averages
         self._passes = passes
         self._after_step = after_step
-        check_switches("Accelerator", step_scheduler_with_optimizer=step_scheduler_with_optimizer)
+        check_switches(
+            "Accelerator",
+            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+            schedule_in_updates=schedule_in_updates,
+        )
         self._with_optimizer = step_scheduler_with_optimizer
-        self._schedule_steps = schedule_steps
+        self._schedule_steps = 1 if schedule_in_updates else engine.layout.data_size
         self.clear()
 
     def clear(self) -> None:

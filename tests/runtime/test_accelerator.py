@@ -74,6 +74,7 @@ def test_settings_of_another_kind_are_refused_by_name(name: str, value: object, 
         "split_batches",
         "device_placement",
         "step_scheduler_with_optimizer",
+        "schedule_in_updates",
     ],
 )
 def test_a_word_is_no_switch(name: str) -> None:
