@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import time
 from collections.abc import Callable
@@ -260,10 +261,13 @@ WISHES = {
     "four, in bulk": (4, Pipeline(4, schedule="gpipe")),
     "recomputed": (4, Pipeline(2, inside=FSDP(activation_checkpointing=True))),
 }
+FEW = ("in turns", "four")
 
 
-@pytest.mark.parametrize("model", [Skipping, Reading, Choosing])
-@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize(
+    ("model", "wish"),
+    [*((Skipping, wish) for wish in WISHES), *itertools.product((Reading, Choosing), FEW)],
+)
 def test_a_later_stage_takes_what_earlier_ones_do_too(model: type[Net], wish: str) -> None:
     alone = learns_with(None, model)
     size, asked = WISHES[wish]
