@@ -7,6 +7,7 @@ division and scaling: one series for each place in the person's code that calls 
 from __future__ import annotations
 
 import importlib
+import inspect
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +28,6 @@ from notebook_accel.runtime.prepare import Wardrobe
 from notebook_accel.strategies.base import Layout
 
 RING_SIZE = 64
-_TOP = "<module>"  # the code of a cell, or of a script
 _PENS = ("notebook_accel.ui.in_script", "notebook_accel.ui.in_cell")  # of loops without a launch
 
 
@@ -181,7 +181,7 @@ class LiveEvents:
         self.begin_at(self._step, loaders)
         self._newest = None
         for key, one in list(self._series.items()):
-            if one.code.co_name == _TOP:  # which runs once
+            if _runs_once(one.code):
                 self._left.append(self._series.pop(key).name)
 
     def _series_of(self, caller: FrameType) -> _Series:
@@ -196,7 +196,7 @@ class LiveEvents:
 
     def _name_of(self, code: CodeType) -> str:
         """Name the curve of a new place: a loop in a cell goes on with that of a former cell."""
-        if self._left and code.co_name == _TOP:
+        if self._left and _runs_once(code):
             return self._left.pop(0)
         number = len(self._series) + len(self._left) + 1
         return "loss" if number == 1 else f"loss/{number}"
@@ -219,6 +219,11 @@ class LiveEvents:
     def _send(self, points: list[tuple[str, int, float]]) -> None:
         for name, step, value in points:
             self._emitter.metric(name, step, value)
+
+
+def _runs_once(code: CodeType) -> bool:
+    """Whether ``code`` is that of a cell or a script, whatever IPython calls it: no function's."""
+    return not code.co_flags & inspect.CO_NEWLOCALS
 
 
 class _Series:

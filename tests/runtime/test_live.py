@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
 import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -387,3 +389,23 @@ def test_progress_of_a_resumed_run_counts_its_own_samples_and_waits(tmp_path: Pa
     assert {one.from_step for one in told} == {8}
     assert (told[-1].step, told[-1].samples, told[-1].epoch) == (20, 24, 4)
     assert [one for one in first.events if isinstance(one, Progress)][-1].samples == 16
+
+
+@pytest.mark.parametrize("name", ["<module>", "<cell line: 1>"])
+def test_a_place_in_a_cell_goes_on_in_later_cells_whatever_ipython_calls_the_code(
+    name: str,
+) -> None:
+    launch = Launch()
+    cell = "for one in losses:\n    live.note(one, frame())\n    live.stepped(next(steps), None)"
+
+    def main() -> None:
+        live = Accelerator(cpu=True)._live
+        around = {"live": live, "frame": sys._getframe, "steps": itertools.count(1)}
+        for losses in ([3.0, 2.0], [1.0]):
+            around["losses"] = map(torch.tensor, losses)
+            exec(compile(cell, "cell", "exec").replace(co_name=name), around)
+            live.end_run([])
+
+    launch.run(main)
+    assert launch.points("loss") == [(1, 3.0), (2, 2.0), (3, 1.0)]
+    assert launch.points("loss/2") == []
