@@ -34,6 +34,7 @@ WAYS: dict[str, tuple[int, Strategy]] = {
     "pipelines on 4": (4, Pipeline()),
 }
 FROM = tuple(name for name in WAYS if name != "fsdp on 4")
+SLOW = ("fsdp on 4", "tensor and fsdp on 4")  # loading: they save in the default suite too
 
 
 class Run:
@@ -103,7 +104,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, lis
     return found
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in WAYS],
+)
 def test_a_run_goes_on_from_any_strategy(saved: dict, name: str) -> None:
     size, strategy = WAYS[name]
     folders = [folder for folder, _ in saved.values()]
