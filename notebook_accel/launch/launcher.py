@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notebook_accel.config.catalog.setting import DEFAULT_PRECISION, unsaid
+from notebook_accel.config.fields import check_switches
 from notebook_accel.config.placement import DEFAULT_PORT
 from notebook_accel.config.resolve import RunConfig
 from notebook_accel.config.schema import LaunchSettings
@@ -124,7 +125,7 @@ def notebook_launcher(
         raised by the first rank that failed; WorkerDied; RunTimeout; RunInterrupted.
     """
     preflight.check_call(function, args, kwargs, num_processes=num_processes, env=env)
-    preflight.check_switches(block=block, join=join, trusted_network=trusted_network)
+    check_switches("notebook_launcher", block=block, join=join, trusted_network=trusted_network)
     arguments = {
         "num_processes": num_processes, "mixed_precision": mixed_precision, "device": device,
         "start_method": start_method, "max_restarts": max_restarts, "timeout_s": timeout_s,

@@ -48,20 +48,6 @@ def check_call(
     _check_env(env)
 
 
-def check_switches(**switches: Any) -> None:
-    """Check what is on or off: a word would be taken for on, whatever it says.
-
-    Errors: ConfigError.
-    """
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise ConfigError(
-                f"{name}={value!r:.80}",
-                f"{name} is on or off, and this would be taken for one of them, whatever it says",
-                f"write {name}=True or {name}=False",
-            )
-
-
 def check_files(num_ranks: int) -> None:
     """Check that this process may open what it takes to start that many ranks.
 
