@@ -25,7 +25,6 @@ from notebook_accel.strategies.base import Engine
 
 NUM_LOOKS = 4  # at scaled gradients; a part is refused always
 _FIX = "write accelerator.clip_grad_norm_(model.parameters(), max_norm)"
-_NAMES = ("clip_grad_norm_", "get_total_norm")
 
 
 class TorchsNorm:

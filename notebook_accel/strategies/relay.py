@@ -7,7 +7,7 @@ stages each to the next one only. Handed on from stage to stage, each value has 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch.utils._pytree as pytree
 from torch import Tensor
@@ -24,9 +24,10 @@ def hand_on(pipe: Any) -> None:
     stages = [pipe.get_stage_module(number) for number in range(len(calls))]
     for number, call in enumerate(calls[:-2]):
         made = pytree.tree_leaves(_output(stages[number]).args)
-        for value, inside in zip(_values(call), made, strict=True):
+        for value in _parts(call) or [call]:
             later = [user for user in value.users if user in calls[number + 2 :]]
             if later:
+                inside = made[0 if value is call else cast("int", value.args[1])]
                 handed = _through(stages[number + 1], calls[number + 1], value, inside.meta["val"])
                 for user in later:
                     user.replace_input_with(value, handed)
@@ -62,11 +63,6 @@ def _part(call: Node, index: int) -> Node:
 
 def _parts(call: Node) -> list[Node]:
     return [user for user in call.users if user.target is operator.getitem]
-
-
-def _values(call: Node) -> list[Node]:
-    """What a stage puts out, as later stages are given it."""
-    return _parts(call) or [call]
 
 
 def _taken(stage: GraphModule) -> list[Node]:
