@@ -23,12 +23,17 @@ UserWarning
 KeyboardInterrupt
 ├── StopRun                        raised inside a worker, at a step that all ranks agreed on
 └── RunInterrupted                 raised in the kernel; ``result`` is the partial result
+
+Exception
+└── RunStopped                     the same of a run that is awaited: tasks may raise it
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, TypeVar
+
+AnyExplained = TypeVar("AnyExplained", bound="Explained")
 
 
 class Explained(Exception):
@@ -50,6 +55,10 @@ class Explained(Exception):
         if self.fix:
             lines.append(f"  do:  {self.fix}")
         return "\n".join(lines)
+
+    def but(self: AnyExplained, what: str = "", fix: str = "") -> AnyExplained:
+        """Give the same error with another fact or another way out, as its source words them."""
+        return type(self)(what or self.what, self.why, fix or self.fix)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints in the cell: the three lines instead of a wall of frames."""

@@ -246,8 +246,7 @@ def _made(kind: type[_Face], asked: RunConfig) -> _Face:
             short = short.removeprefix("parallelism_config_")
             origin = asked.origin(name)
             if origin.kind != "argument" and re.search(rf"\b{short}\b", error.what):
-                what = f"{error.what} (from {origin})"
-                raise type(error)(what, error.why, error.fix) from None
+                raise error.but(what=f"{error.what} (from {origin})") from None
         raise
 
 

@@ -117,8 +117,7 @@ def naming_the_source(config: RunConfig) -> Iterator[None]:
     except ConfigError as error:
         name = error.what.partition("=")[0]
         if name in config.given() and config.origin(name).kind != "argument":
-            what = f"{error.what} (from {config.source(name)})"
-            raise type(error)(what, error.why, error.fix) from None
+            raise error.but(what=f"{error.what} (from {config.source(name)})") from None
         raise
 
 
@@ -130,8 +129,8 @@ def _offering_a_way_around(default: Path | None) -> Iterator[None]:
     except (ConfigError, MissingPackage, NotHere) as error:
         if default is None or str(default) not in error.what:
             raise
-        fix = f"{error.fix}; or pass config=RunConfig() to launch without this file"
-        raise type(error)(error.what, error.why, fix) from None
+        way = "or pass config=RunConfig() to launch without this file"
+        raise error.but(fix=f"{error.fix}; {way}") from None
 
 
 def _refuse_unmade(config: Any) -> None:
