@@ -18,6 +18,7 @@ from notebook_accel.config.wishes import (
 )
 from tests.agreement.test_strategies_agree import PRECISIONS, train
 from tests.support.nets import PLAN
+from tests.support.pipelines import agree
 
 SPLIT = ("blocks.0", "blocks.1", "leave")
 DIVIDED = TensorParallel(plan=PLAN)
@@ -60,30 +61,19 @@ def readers() -> int:
     return Accelerator(cpu=True).num_processes // 2
 
 
-def agree(sizes: dict[int, tuple[str, ...]], settings: list[tuple]) -> None:
-    expected = notebook_launcher(alone, (settings,), 1, device="cpu")[0]
-    for size, names in sizes.items():
-        run = notebook_launcher(in_stages, (names, settings), size, device="cpu", timeout_s=500)
-        assert len(run[0]) >= len(names)
-        for rank, found in enumerate(run):
-            for (name, *setting), numbers in found.items():
-                tolerance = TOLERANCES[setting[1]]
-                # The first rank has the whole state, the others losses and norms alone.
-                wanted = expected[tuple(setting)][: len(numbers)]
-                assert rank or len(numbers) == len(expected[tuple(setting)])
-                near = pytest.approx(wanted, abs=tolerance, rel=tolerance)
-                assert numbers == near, (size, rank, name, setting)
+def check(sizes: dict[int, tuple[str, ...]], settings: list[tuple]) -> None:
+    agree(sizes, settings, alone, in_stages, TOLERANCES)
 
 
 def test_every_kind_of_pipeline_is_the_single_device() -> None:
-    agree(QUICK, FEW)
+    check(QUICK, FEW)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("size", THOROUGH)
 def test_every_pipeline_is_the_single_device_in_every_setting(size: int) -> None:
-    agree({size: THOROUGH[size]}, SETTINGS)
+    check({size: THOROUGH[size]}, SETTINGS)
 
 
 def learns_words(strategy: Strategy | None) -> list[float]:

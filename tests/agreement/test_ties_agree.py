@@ -14,6 +14,7 @@ from notebook_accel.config.handlers import GradScalerKwargs
 from notebook_accel.config.wishes import FSDP, Pipeline, SingleDevice, Strategy, TensorParallel
 from notebook_accel.errors import ConfigError
 from tests.support.nets import Net, Words
+from tests.support.pipelines import agree
 
 SPLIT = ("blocks.0", "blocks.1", "head")
 BLOCKS = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
@@ -100,28 +101,19 @@ def in_stages(names: tuple[str, ...], settings: list[tuple]) -> dict[tuple, list
     return {(name, *one): train(PIPELINES[name], *one) for name in names for one in settings}
 
 
-def agree(sizes: dict[int, tuple[str, ...]], settings: list[tuple]) -> None:
-    expected = notebook_launcher(alone, (settings,), 1, device="cpu")[0]
-    for size, names in sizes.items():
-        run = notebook_launcher(in_stages, (names, settings), size, device="cpu", timeout_s=300)
-        for rank, found in enumerate(run):
-            for (name, *setting), numbers in found.items():
-                tolerance = TOLERANCES[setting[1]]
-                wanted = expected[tuple(setting)][: len(numbers)]
-                assert rank or len(numbers) == len(expected[tuple(setting)])
-                near = pytest.approx(wanted, abs=tolerance, rel=tolerance)
-                assert numbers == near, (size, rank, name, setting)
+def check(sizes: dict[int, tuple[str, ...]], settings: list[tuple]) -> None:
+    agree(sizes, settings, alone, in_stages, TOLERANCES)
 
 
 def test_a_weight_of_two_stages_is_trained_as_one() -> None:
-    agree(QUICK, [(2, "no", 0.1)])
+    check(QUICK, [(2, "no", 0.1)])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("size", THOROUGH)
 def test_a_weight_of_several_stages_is_trained_as_one_in_every_setting(size: int) -> None:
-    agree({size: THOROUGH[size]}, SETTINGS)
+    check({size: THOROUGH[size]}, SETTINGS)
 
 
 def adds_up_in_every_order(strategy: Strategy) -> list[float]:
